@@ -1,0 +1,2 @@
+// Removed once the first source lands.
+#include "dflash/error.h"

@@ -1,0 +1,1 @@
+"""DFlash drafting for GGUF models: the same text, sooner."""

@@ -1,0 +1,167 @@
+"""Types of the native module. Addresses (`int`) are those of llama.cpp objects that `llama_cpp` made in this process."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+class PairMismatch(TypedDict):
+    field: str
+    drafter_value: str
+    target_value: str
+    advice: str
+
+class DraftMemory(TypedDict):
+    weights: int
+    context: int
+    compute: int
+    taps: int
+    total: int
+
+class RunStats(TypedDict):
+    """Counters of the last run; `predicted_n == draft_rounds + plain_rounds + draft_n_accepted`, always."""
+
+    prompt_n: int  # prompt tokens decoded (without reused ones)
+    reused_n: int  # prompt tokens whose K/V was already there
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float  # the prompt's decode not included
+    draft_rounds: int
+    plain_rounds: int
+    draft_n: int
+    draft_n_accepted: int
+    accepted_per_slot: list[int]
+    plain_round_ms: float  # median, 0 where there was none
+    draft_round_ms: float  # median, 0 where there was none
+    target_ms: float  # sums over the run's rounds: llama_decode,
+    draft_ms: float  # draft graph,
+    sample_ms: float  # samplers,
+    other_ms: float  # and the rest
+    draft_context: int  # positions in the drafter's context
+    declined: str  # why the planner does not draft now; "" while it drafts
+
+class Replay(TypedDict):
+    tokens: int
+    exact: int
+    first_mismatch: int  # index into the run's emitted tokens, -1 if none
+
+def inspect(path: str) -> dict[str, Any]:
+    """What a GGUF says of itself, from its header alone.
+
+    Keys: path, size, kind ("target" | "drafter" | "other"), architecture, name, n_layer, n_embd, n_vocab, n_tensors,
+    tensor_types {name: count}; for a drafter also family, block_size, tap_inputs, mask_token_id, sliding_window,
+    layer_causal, own_head, own_embeddings, problem ("" or why it cannot run here). Raises ModelLoadError.
+    """
+
+def check_pair(drafter_path: str, target_path: str) -> list[PairMismatch]:
+    """Fields in which drafter and target do not fit. Raises ModelLoadError, IncompatibleDrafter."""
+
+def estimate_memory(drafter_path: str, target_path: str, *, n_ctx: int = 0, n_batch: int = 512) -> DraftMemory: ...
+def time_attention(
+    n_head: int, n_head_kv: int, head_dim: int, n_kv: int, n_rows: int, flash: bool, n_threads: int, budget_ms: float
+) -> float:
+    """Median milliseconds of one attention operation of these shapes on the CPU, F16 K/V."""
+
+def mapped_libraries() -> list[str]:
+    """Files of libllama mapped into this process; more than one is a fault."""
+
+class Drafter:
+    def __init__(
+        self,
+        drafter_path: str,
+        target_path: str,
+        model: int,
+        *,
+        n_ctx: int = 0,
+        n_threads: int = 1,
+        top_k: int = 8,
+        device: str = "",
+    ) -> None:
+        """`model`: address of the loaded target's llama_model; `device`: a ggml device name, "" for the CPU."""
+
+    block_size: int
+    feature_size: int
+    name: str
+    def memory(self) -> DraftMemory: ...
+    def propose(
+        self, pos0: int, taps: npt.NDArray[np.float32], anchor: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """For tests: fresh context, injects taps [n, feature_size] at pos0, drafts one block.
+        Returns ids and log-probabilities, both [block_size - 1, top_k], best first."""
+
+class Engine:
+    """A target with its context and perhaps a drafter; one conversation. Not thread-safe but for `cancel`."""
+
+    def __init__(
+        self, model: int, context_params: int, drafter: Drafter | None = None, *, tap_mode: str = "auto"
+    ) -> None:
+        """`context_params`: address of a llama_context_params (its callbacks are replaced); tap_mode: auto, callback or
+        layer_input. Raises IncompatibleDrafter (the target has no usable taps), OutOfMemory, Unsupported."""
+
+    ctx: int  # address of the llama_context, 0 after close
+    n_ctx: int
+    n_batch: int
+    tap_mode: str  # "" without a drafter
+    def close(self) -> None: ...
+
+    # The conversation. Committed tokens are `tokens`; the first `n_decoded` of them have K/V.
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """A copy of the committed tokens."""
+    @property
+    def n_tokens(self) -> int: ...
+    @property
+    def n_decoded(self) -> int:
+        """Also true inside `on_sample`: rows up to and including the one being sampled count as decoded."""
+
+    def begin(self, prompt: Sequence[int], reuse: bool = True) -> int:
+        """Makes `prompt` the conversation: keeps the K/V of the common prefix, drops the rest, starts a run (statistics).
+        Returns the number of tokens kept. Raises ContextOverflow (prompt >= n_ctx), ValueError (empty, ids out of range).
+        At least the last prompt token is decoded again, for its logits."""
+
+    def prefill(self) -> bool:
+        """Decodes the next chunk (n_batch) of undecoded prompt tokens, all but what the first round needs. True while
+        chunks remain. Raises Cancelled, DecodeError, KeyboardInterrupt; the conversation stays consistent."""
+
+    def round(
+        self,
+        sampler: int,
+        *,
+        draft_rows: int = -1,
+        max_emit: int = 1 << 30,
+        on_sample: Callable[[], None] | None = None,
+    ) -> list[int]:
+        """One round: plain or draft. draft_rows -1: the planner decides (auto), 0: plain, n: verify n drafted rows.
+        Samples with the llama_sampler at address `sampler` (accepts included), commits, returns the emitted tokens (1 or
+        more, at most max_emit; an end-of-generation token ends the round and is emitted and committed too).
+        `on_sample` is called before each sampled node, with `tokens`/`n_decoded` true. Calls `prefill` first if needed.
+        Raises as `prefill`, ContextOverflow where no cell is left; after an exception nothing of the round remains."""
+
+    def truncate(self, n: int) -> None:
+        """Keeps the first n committed tokens; counters follow (a round cut short counts only what is kept)."""
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Adds tokens after the committed ones, as more prompt."""
+
+    def reset(self) -> None: ...
+    def cancel(self) -> None:
+        """From any thread: the running call raises Cancelled as soon as it can."""
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Logits of a kept row of the last decode, copied: row 0 is the first kept output row, -1 the last."""
+    def eval(self, tokens: Sequence[int], all_logits: bool = False) -> None:
+        """Appends and decodes at most n_batch tokens, taps included."""
+
+    def stats(self) -> RunStats: ...
+    def rounds(self) -> list[tuple[int, int]]:
+        """The run's rounds: (rows decoded, tokens emitted); the prompt's first token is (1, 1)."""
+    def replay(self, sampler: int) -> Replay:
+        """Proof: decodes the whole conversation anew in the same chunks and row counts, dummy rows in the place of
+        rejected ones, with a fresh sampler of the same settings; counts equal ids. The conversation is restored."""
+
+    def save(self) -> bytes: ...
+    def restore(self, state: bytes) -> None:
+        """Raises ValueError on bytes of another model, drafter or version; then the conversation is unchanged."""
+
+    def draft_memory(self) -> DraftMemory: ...
