@@ -1,2 +1,0 @@
-// Removed once the first source lands.
-#include "dflash/error.h"
