@@ -1,5 +1,6 @@
 // Maps dflash::Error to the Python exceptions of dflash_local._errors.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include <exception>
 #include <new>

@@ -47,8 +47,8 @@ void require_regular(const std::filesystem::path & path) {
 FileBytes::FileBytes(std::filesystem::path path) : path_(std::move(path)) {
     require_regular(path_);
 #ifdef _WIN32
-    const HANDLE handle = CreateFileW(path_.c_str(), GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_DELETE, nullptr, OPEN_EXISTING,
-                                      FILE_ATTRIBUTE_NORMAL, nullptr);
+    const HANDLE handle = CreateFileW(path_.c_str(), GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_DELETE, nullptr,
+                                      OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
     if (handle == INVALID_HANDLE_VALUE) {
         fail(path_, std::system_category().message(static_cast<int>(GetLastError())));
     }
@@ -67,7 +67,7 @@ FileBytes::FileBytes(std::filesystem::path path) : path_(std::move(path)) {
         fail(path_, std::generic_category().message(errno));
     }
     handle_ = fd;
-    struct stat info {};
+    struct stat info{};
     if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         close();
         fail(path_, "it is not a regular file");
@@ -89,9 +89,7 @@ FileBytes & FileBytes::operator=(FileBytes && other) noexcept {
     return *this;
 }
 
-FileBytes::~FileBytes() {
-    close();
-}
+FileBytes::~FileBytes() { close(); }
 
 void FileBytes::close() noexcept {
     if (handle_ != -1) {

@@ -47,12 +47,16 @@ class Cursor {
         if (n <= left()) {
             return;
         }
-        const std::string at = (field.empty() ? "" : " of '" + printable(field) + "'") + " at byte " + std::to_string(position_);
+        const std::string at =
+            (field.empty() ? "" : " of '" + printable(field) + "'") + " at byte " + std::to_string(position_);
         if (end_ < file_.size()) {
-            gguf_fail(file_.path(), "its header is longer than " + std::to_string(gguf_max_header_bytes) + " bytes" + at, field);
+            gguf_fail(file_.path(),
+                      "its header is longer than " + std::to_string(gguf_max_header_bytes) + " bytes" + at, field);
         }
-        gguf_fail(file_.path(), "it is truncated: " + std::string(what) + at + " needs " + std::to_string(n) + " bytes, " +
-                                    std::to_string(left()) + " are left", field);
+        gguf_fail(file_.path(),
+                  "it is truncated: " + std::string(what) + at + " needs " + std::to_string(n) + " bytes, " +
+                      std::to_string(left()) + " are left",
+                  field);
     }
 
     template <typename T>
@@ -70,7 +74,8 @@ class Cursor {
             begin_ = position_;
             file_.read(begin_, buffer_);
         }
-        const std::span<const std::byte> bytes = std::span<const std::byte>(buffer_).subspan(static_cast<std::size_t>(position_ - begin_), n);
+        const std::span<const std::byte> bytes =
+            std::span<const std::byte>(buffer_).subspan(static_cast<std::size_t>(position_ - begin_), n);
         position_ += n;
         return bytes;
     }
@@ -106,7 +111,9 @@ class Parser {
     }
 
   private:
-    [[noreturn]] void fail(const std::string & what, std::string_view field = {}) const { gguf_fail(file_.path(), what, field); }
+    [[noreturn]] void fail(const std::string & what, std::string_view field = {}) const {
+        gguf_fail(file_.path(), what, field);
+    }
 
     void read_version() {
         if (file_.size() == 0) {
@@ -122,7 +129,8 @@ class Parser {
             fail("it is a big-endian GGUF file; convert it to little endian");
         }
         if (version != 2 && version != 3) {
-            fail("GGUF version " + std::to_string(version) + " is not supported (2 and 3 are); convert the model again");
+            fail("GGUF version " + std::to_string(version) +
+                 " is not supported (2 and 3 are); convert the model again");
         }
     }
 
@@ -130,11 +138,14 @@ class Parser {
     std::uint64_t count(const char * what, std::uint64_t limit, std::uint64_t each, std::uint64_t reserved = 0) {
         const auto n = cursor_.scalar<std::uint64_t>(what);
         if (n > limit) {
-            fail(std::string("its ") + what + " " + std::to_string(n) + " is over the limit of " + std::to_string(limit), what);
+            fail(
+                std::string("its ") + what + " " + std::to_string(n) + " is over the limit of " + std::to_string(limit),
+                what);
         }
         if (reserved > cursor_.left() || n * each > cursor_.left() - reserved) {
-            fail("it is truncated: its " + std::string(what) + " is " + std::to_string(n) + ", but only " + std::to_string(cursor_.left()) +
-                     " bytes follow", what);
+            fail("it is truncated: its " + std::string(what) + " is " + std::to_string(n) + ", but only " +
+                     std::to_string(cursor_.left()) + " bytes follow",
+                 what);
         }
         return n;
     }
@@ -144,14 +155,16 @@ class Parser {
         const std::uint64_t at = cursor_.position();
         const auto n = cursor_.scalar<std::uint64_t>("the length of a name");
         if (n == 0 || n > limit) {
-            fail("a " + std::string(what) + " at byte " + std::to_string(at) + " has " + std::to_string(n) + " bytes (1 to " +
-                 std::to_string(limit) + " allowed)");
+            fail("a " + std::string(what) + " at byte " + std::to_string(at) + " has " + std::to_string(n) +
+                 " bytes (1 to " + std::to_string(limit) + " allowed)");
         }
         cursor_.require(n, what);
         const auto bytes = cursor_.view(static_cast<std::size_t>(n));
         std::string text(reinterpret_cast<const char *>(bytes.data()), bytes.size());
         if (text.find('\0') != std::string::npos) {
-            fail("a " + std::string(what) + " at byte " + std::to_string(at) + " contains a NUL byte: '" + printable(text) + "'", text);
+            fail("a " + std::string(what) + " at byte " + std::to_string(at) + " contains a NUL byte: '" +
+                     printable(text) + "'",
+                 text);
         }
         return text;
     }
@@ -189,7 +202,8 @@ class Parser {
         cursor_.require(n, "a string", key);
         if (n > gguf_max_string_bytes) {
             fail("a string of key '" + printable(key) + "' has " + std::to_string(n) + " bytes, over the limit of " +
-                     std::to_string(gguf_max_string_bytes), key);
+                     std::to_string(gguf_max_string_bytes),
+                 key);
         }
         return n;
     }
@@ -201,8 +215,9 @@ class Parser {
         }
         value.count = cursor_.scalar<std::uint64_t>("the length of an array", key);
         if (value.count > gguf_max_array_elements) {
-            fail("the array of key '" + printable(key) + "' has " + std::to_string(value.count) + " elements, over the limit of " +
-                     std::to_string(gguf_max_array_elements), key);
+            fail("the array of key '" + printable(key) + "' has " + std::to_string(value.count) +
+                     " elements, over the limit of " + std::to_string(gguf_max_array_elements),
+                 key);
         }
         value.offset = cursor_.position();
         if (value.element != GgufType::string) {
@@ -230,12 +245,14 @@ class Parser {
             return;
         }
         if (found->second.type != GgufType::u32) {
-            fail(std::string("general.alignment is a ") + gguf_type_name(found->second.type) + ", expected a u32", "general.alignment");
+            fail(std::string("general.alignment is a ") + gguf_type_name(found->second.type) + ", expected a u32",
+                 "general.alignment");
         }
         alignment_ = found->second.bits;
         if (!std::has_single_bit(alignment_) || alignment_ > gguf_max_alignment) {
             fail("general.alignment is " + std::to_string(alignment_) + ", expected a power of two up to " +
-                     std::to_string(gguf_max_alignment), "general.alignment");
+                     std::to_string(gguf_max_alignment),
+                 "general.alignment");
         }
     }
 
@@ -255,11 +272,13 @@ class Parser {
         for (std::uint32_t i = 0; i < n_dims; ++i) {
             tensor.ne.at(i) = cursor_.scalar<std::int64_t>("a dimension", tensor.name);
             if (tensor.ne.at(i) <= 0) {
-                fail(shown + " has dimension " + std::to_string(tensor.ne.at(i)) + ", expected a positive one", tensor.name);
+                fail(shown + " has dimension " + std::to_string(tensor.ne.at(i)) + ", expected a positive one",
+                     tensor.name);
             }
         }
         const auto raw_type = cursor_.scalar<std::uint32_t>("the type", tensor.name);
-        if (raw_type >= static_cast<std::uint32_t>(GGML_TYPE_COUNT) || ggml_blck_size(static_cast<ggml_type>(raw_type)) <= 0 ||
+        if (raw_type >= static_cast<std::uint32_t>(GGML_TYPE_COUNT) ||
+            ggml_blck_size(static_cast<ggml_type>(raw_type)) <= 0 ||
             ggml_type_size(static_cast<ggml_type>(raw_type)) == 0) {
             fail(shown + " has the unknown type " + std::to_string(raw_type), tensor.name);
         }
@@ -272,8 +291,9 @@ class Parser {
     std::uint64_t tensor_bytes(const GgufTensor & tensor, const std::string & shown) const {
         const std::int64_t block = ggml_blck_size(tensor.type);
         if (tensor.ne[0] % block != 0) {
-            fail(shown + " has rows of " + std::to_string(tensor.ne[0]) + " values, no multiple of the block of " + std::to_string(block) +
-                     " of its type " + ggml_type_name(tensor.type), tensor.name);
+            fail(shown + " has rows of " + std::to_string(tensor.ne[0]) + " values, no multiple of the block of " +
+                     std::to_string(block) + " of its type " + ggml_type_name(tensor.type),
+                 tensor.name);
         }
         // The element count must fit int64 too: ggml computes with it.
         std::uint64_t n = ggml_type_size(tensor.type);
@@ -297,12 +317,16 @@ class Parser {
             const std::string shown = "tensor '" + printable(tensor.name) + "'";
             if (tensor.offset % alignment_ != 0) {
                 fail(shown + " has the offset " + std::to_string(tensor.offset) + ", no multiple of the alignment " +
-                         std::to_string(alignment_), tensor.name);
+                         std::to_string(alignment_),
+                     tensor.name);
             }
-            if (data > file_.size() || tensor.offset > file_.size() - data || tensor.n_bytes > file_.size() - data - tensor.offset) {
-                fail(shown + " lies beyond the end of the file (" + std::to_string(tensor.n_bytes) + " bytes at offset " +
-                         std::to_string(tensor.offset) + " of the data at byte " + std::to_string(data) + ", file of " +
-                         std::to_string(file_.size()) + " bytes); is the download complete?", tensor.name);
+            if (data > file_.size() || tensor.offset > file_.size() - data ||
+                tensor.n_bytes > file_.size() - data - tensor.offset) {
+                fail(shown + " lies beyond the end of the file (" + std::to_string(tensor.n_bytes) +
+                         " bytes at offset " + std::to_string(tensor.offset) + " of the data at byte " +
+                         std::to_string(data) + ", file of " + std::to_string(file_.size()) +
+                         " bytes); is the download complete?",
+                     tensor.name);
             }
             tensor.offset += data;
         }
@@ -314,7 +338,8 @@ class Parser {
         std::sort(order.begin(), order.end(), [](const auto * a, const auto * b) { return a->offset < b->offset; });
         for (std::size_t i = 1; i < order.size(); ++i) {
             if (order[i - 1]->offset + order[i - 1]->n_bytes > order[i]->offset) {
-                fail("tensors '" + printable(order[i - 1]->name) + "' and '" + printable(order[i]->name) + "' overlap in the file",
+                fail("tensors '" + printable(order[i - 1]->name) + "' and '" + printable(order[i]->name) +
+                         "' overlap in the file",
                      order[i]->name);
             }
         }
@@ -374,8 +399,6 @@ void gguf_fail(const std::filesystem::path & path, const std::string & what, std
     throw Error(ErrorCode::model_load, "cannot load '" + printable_path(path) + "': " + what, printable(field));
 }
 
-GgufHeader gguf_parse(const FileBytes & file, std::uint32_t part) {
-    return Parser(file, part).parse();
-}
+GgufHeader gguf_parse(const FileBytes & file, std::uint32_t part) { return Parser(file, part).parse(); }
 
 }  // namespace dflash

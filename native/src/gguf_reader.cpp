@@ -50,7 +50,8 @@ std::optional<SplitName> parse_split_name(const std::filesystem::path & path) {
         return std::nullopt;
     }
     const std::string_view suffix = std::string_view(name).substr(name.size() - suffix_bytes);
-    if (suffix[0] != '-' || suffix.substr(1 + suffix_digits, 4) != "-of-" || suffix.substr(suffix_bytes - 5) != ".gguf") {
+    if (suffix[0] != '-' || suffix.substr(1 + suffix_digits, 4) != "-of-" ||
+        suffix.substr(suffix_bytes - 5) != ".gguf") {
         return std::nullopt;
     }
     const auto number = five_digits(suffix.substr(1));
@@ -97,12 +98,15 @@ struct GgufFile::Impl {
 
     explicit Impl(const std::filesystem::path & path);
 
-    [[noreturn]] void fail(const std::string & what, std::string_view field = {}) const { gguf_fail(files.front().path(), what, field); }
+    [[noreturn]] void fail(const std::string & what, std::string_view field = {}) const {
+        gguf_fail(files.front().path(), what, field);
+    }
 
     [[noreturn]] void fail_type(std::string_view key, const GgufValue & value, const char * expected) const {
         const bool is_array = value.type == GgufType::array;
         fail("key '" + printable(key) + "' is " + (is_array ? "an array of " : "a ") +
-                 gguf_type_name(is_array ? value.element : value.type) + ", expected " + expected, key);
+                 gguf_type_name(is_array ? value.element : value.type) + ", expected " + expected,
+             key);
     }
 
     [[nodiscard]] const GgufValue * find(std::string_view key) const {
@@ -177,13 +181,17 @@ void GgufFile::Impl::open_parts(const std::filesystem::path & path) {
     }
     const std::int64_t count = split_value(header, given, "split.count");
     if (count < 0 || count > max_parts) {
-        gguf_fail(path, "its split.count is " + std::to_string(count) + ", expected 1 to " + std::to_string(max_parts), "split.count");
+        gguf_fail(path, "its split.count is " + std::to_string(count) + ", expected 1 to " + std::to_string(max_parts),
+                  "split.count");
     }
     const auto name = parse_split_name(path);
     if (!name || name->count != static_cast<std::uint32_t>(count) ||
         static_cast<std::int64_t>(name->number) != split_value(header, given, "split.no") + 1) {
-        gguf_fail(path, "it is part " + std::to_string(split_value(header, given, "split.no") + 1) + " of " + std::to_string(count) +
-                            " of a split model, but its name does not say so; restore the name NAME-0000N-of-0000M.gguf", "split.count");
+        gguf_fail(path,
+                  "it is part " + std::to_string(split_value(header, given, "split.no") + 1) + " of " +
+                      std::to_string(count) +
+                      " of a split model, but its name does not say so; restore the name NAME-0000N-of-0000M.gguf",
+                  "split.count");
     }
     const std::int64_t n_tensors = split_value(header, given, "split.tensors.count");
     for (std::uint32_t i = 0; i < name->count; ++i) {
@@ -191,38 +199,39 @@ void GgufFile::Impl::open_parts(const std::filesystem::path & path) {
         FileBytes file = is_given ? std::move(given) : FileBytes(name->part(i));
         // The given part was parsed as part 0 and is parsed anew under its own number.
         GgufHeader part = gguf_parse(file, i);
-        if (split_value(part, file, "split.count") != count || split_value(part, file, "split.no") != static_cast<std::int64_t>(i) ||
+        if (split_value(part, file, "split.count") != count ||
+            split_value(part, file, "split.no") != static_cast<std::int64_t>(i) ||
             split_value(part, file, "split.tensors.count") != n_tensors) {
-            gguf_fail(file.path(), "it is not part " + std::to_string(i + 1) + " of " + std::to_string(count) +
-                                       " of the same model (split.no, split.count and split.tensors.count tell)", "split.no");
+            gguf_fail(file.path(),
+                      "it is not part " + std::to_string(i + 1) + " of " + std::to_string(count) +
+                          " of the same model (split.no, split.count and split.tensors.count tell)",
+                      "split.no");
         }
         if (i == 0) {
             values = std::move(part.values);
         }
         std::move(part.tensors.begin(), part.tensors.end(), std::back_inserter(tensors));
         if (tensors.size() > gguf_max_tensors) {
-            gguf_fail(file.path(), "the split model has more than " + std::to_string(gguf_max_tensors) + " tensors", "split.tensors.count");
+            gguf_fail(file.path(), "the split model has more than " + std::to_string(gguf_max_tensors) + " tensors",
+                      "split.tensors.count");
         }
         files.push_back(std::move(file));
     }
     if (static_cast<std::int64_t>(tensors.size()) != n_tensors) {
-        fail("its parts hold " + std::to_string(tensors.size()) + " tensors, split.tensors.count says " + std::to_string(n_tensors),
+        fail("its parts hold " + std::to_string(tensors.size()) + " tensors, split.tensors.count says " +
+                 std::to_string(n_tensors),
              "split.tensors.count");
     }
 }
 
-GgufFile GgufFile::open(const std::filesystem::path & path) {
-    return GgufFile(std::make_unique<Impl>(path));
-}
+GgufFile GgufFile::open(const std::filesystem::path & path) { return GgufFile(std::make_unique<Impl>(path)); }
 
 GgufFile::GgufFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 GgufFile::GgufFile(GgufFile &&) noexcept = default;
 GgufFile & GgufFile::operator=(GgufFile &&) noexcept = default;
 GgufFile::~GgufFile() = default;
 
-const std::filesystem::path & GgufFile::path() const {
-    return impl_->files.front().path();
-}
+const std::filesystem::path & GgufFile::path() const { return impl_->files.front().path(); }
 
 std::uint64_t GgufFile::file_bytes() const {
     std::uint64_t n = 0;
@@ -232,12 +241,13 @@ std::uint64_t GgufFile::file_bytes() const {
     return n;
 }
 
-const std::string & GgufFile::architecture() const {
-    return impl_->architecture;
-}
+const std::string & GgufFile::architecture() const { return impl_->architecture; }
 
-bool GgufFile::has(std::string_view key) const {
-    return impl_->find(key) != nullptr;
+bool GgufFile::has(std::string_view key) const { return impl_->find(key) != nullptr; }
+
+bool GgufFile::is_array(std::string_view key) const {
+    const GgufValue * value = impl_->find(key);
+    return value != nullptr && value->type == GgufType::array;
 }
 
 std::optional<std::int64_t> GgufFile::find_int(std::string_view key) const {
@@ -299,7 +309,8 @@ std::optional<std::vector<std::int64_t>> GgufFile::find_int_array(std::string_vi
     std::vector<std::int64_t> out;
     out.reserve(static_cast<std::size_t>(value->count));
     for (const std::uint64_t word : impl_->words(*value)) {
-        const auto number = value->element == GgufType::boolean ? std::optional<std::int64_t>(word != 0) : as_int(value->element, word);
+        const auto number =
+            value->element == GgufType::boolean ? std::optional<std::int64_t>(word != 0) : as_int(value->element, word);
         if (!number) {
             impl_->fail_type(key, *value, "an array of integers below 2^63");
         }
@@ -340,9 +351,7 @@ std::optional<std::uint64_t> GgufFile::string_array_hash(std::string_view key) c
     return value->hash;
 }
 
-std::span<const GgufTensor> GgufFile::tensors() const {
-    return impl_->tensors;
-}
+std::span<const GgufTensor> GgufFile::tensors() const { return impl_->tensors; }
 
 const GgufTensor * GgufFile::find_tensor(std::string_view name) const {
     const auto found = impl_->tensor_index.find(name);
@@ -351,9 +360,11 @@ const GgufTensor * GgufFile::find_tensor(std::string_view name) const {
 
 void GgufFile::read(const GgufTensor & tensor, std::uint64_t offset, std::span<std::byte> dst) const {
     if (tensor.part >= impl_->files.size() || offset > tensor.n_bytes || dst.size() > tensor.n_bytes - offset) {
-        throw Error(ErrorCode::invalid_argument, "read of " + std::to_string(dst.size()) + " bytes at " + std::to_string(offset) +
-                                                     " passes the end of tensor '" + printable(tensor.name) + "' (" +
-                                                     std::to_string(tensor.n_bytes) + " bytes)", tensor.name);
+        throw Error(ErrorCode::invalid_argument,
+                    "read of " + std::to_string(dst.size()) + " bytes at " + std::to_string(offset) +
+                        " passes the end of tensor '" + printable(tensor.name) + "' (" +
+                        std::to_string(tensor.n_bytes) + " bytes)",
+                    tensor.name);
     }
     impl_->files[tensor.part].read(tensor.offset + offset, dst);
 }

@@ -14,7 +14,10 @@ std::size_t utf8_length(std::string_view text) {
     if (lead < 0x80) {
         return 1;
     }
-    const std::size_t n = lead >= 0xC2 && lead <= 0xDF ? 2 : lead >= 0xE0 && lead <= 0xEF ? 3 : lead >= 0xF0 && lead <= 0xF4 ? 4 : 0;
+    const std::size_t n = lead >= 0xC2 && lead <= 0xDF   ? 2
+                          : lead >= 0xE0 && lead <= 0xEF ? 3
+                          : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                                         : 0;
     if (n == 0 || text.size() < n) {
         return 0;
     }
@@ -64,7 +67,8 @@ std::string printable(std::string_view text, std::size_t max_bytes) {
 
 std::string printable_path(const std::filesystem::path & path) {
     const std::u8string text = path.u8string();
-    return printable(std::string_view(reinterpret_cast<const char *>(text.data()), text.size()), static_cast<std::size_t>(-1));
+    return printable(std::string_view(reinterpret_cast<const char *>(text.data()), text.size()),
+                     static_cast<std::size_t>(-1));
 }
 
 }  // namespace dflash

@@ -49,9 +49,11 @@ class Replay(TypedDict):
 def inspect(path: str) -> dict[str, Any]:
     """What a GGUF says of itself, from its header alone.
 
-    Keys: path, size, kind ("target" | "drafter" | "other"), architecture, name, n_layer, n_embd, n_vocab, n_tensors,
-    tensor_types {name: count}; for a drafter also family, block_size, tap_inputs, mask_token_id, sliding_window,
-    layer_causal, own_head, own_embeddings, problem ("" or why it cannot run here). Raises ModelLoadError.
+    Keys: path, size (bytes, split parts included), kind ("target" | "drafter" | "other"), architecture, name, n_layer,
+    n_embd, n_vocab, n_tensors, tensor_types {name: count}, tensor_bytes {name: bytes}, problem ("" or why it cannot run
+    here). For a target also n_ctx_train; for a drafter family, block_size, tap_inputs, mask_token_id, sliding_window,
+    layer_sliding, layer_causal, own_head, own_embeddings, n_vocab_head. Numbers are None and lists empty where there is
+    a problem. Strings of the file are printable. Raises ModelLoadError.
     """
 
 def check_pair(drafter_path: str, target_path: str) -> list[PairMismatch]:

@@ -23,7 +23,7 @@ struct GgufTensor {
     std::array<std::int64_t, 4> ne;  // ggml order, 1 where unused
     std::uint64_t offset;            // absolute, in the file of `part`
     std::uint64_t n_bytes;
-    std::uint32_t part;              // index of the split file that holds it
+    std::uint32_t part;  // index of the split file that holds it
 };
 
 /// One GGUF model, split parts included. Holds metadata and tensor positions; reads tensor bytes on request.
@@ -42,6 +42,7 @@ class GgufFile {
 
     // Metadata; nullopt where the key is absent, Error(model_load, key) where it has another type.
     [[nodiscard]] bool has(std::string_view key) const;
+    [[nodiscard]] bool is_array(std::string_view key) const;
     [[nodiscard]] std::optional<std::int64_t> find_int(std::string_view key) const;
     [[nodiscard]] std::optional<double> find_float(std::string_view key) const;
     [[nodiscard]] std::optional<bool> find_bool(std::string_view key) const;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dflash/gguf_reader.h"
@@ -14,8 +15,8 @@ namespace dflash {
 struct RopeSpec {
     std::int32_t n_rot = 0;
     float freq_base = 10000.0F;
-    float freq_scale = 1.0F;    // 1 / linear or YaRN factor
-    float ext_factor = 0.0F;    // 1 for YaRN
+    float freq_scale = 1.0F;  // 1 / linear or YaRN factor
+    float ext_factor = 0.0F;  // 1 for YaRN
     float attn_factor = 1.0F;
     float beta_fast = 32.0F;
     float beta_slow = 1.0F;
@@ -33,24 +34,26 @@ struct DrafterSpec {
     std::int32_t head_dim = 0;
     float rms_eps = 1e-6F;
     RopeSpec rope;
-    std::int32_t block_size = 0;          // trained block, anchor included
+    std::int32_t block_size = 0;  // trained block, anchor included
     std::int32_t mask_token_id = -1;
     std::vector<std::int32_t> tap_inputs;  // `dflash.target_layers`: layer INPUTS, 1..n_layer of the target
-    std::int32_t n_vocab = 0;             // of the tokenizer in the file, 0 if it carries none
-    std::uint64_t vocab_hash = 0;         // 0 if it carries none
+    std::int32_t n_embd_tap = 0;           // width of one tap, the target's n_embd: fc.weight takes n_taps of them
+    std::int32_t n_vocab = 0;      // of the file's tokenizer, else of its vocab_size or embeddings, 0 if unknown
+    std::uint64_t vocab_hash = 0;  // 0 if it carries none
     bool has_own_embd = false;
     bool has_own_head = false;
-    std::int32_t n_vocab_head = 0;        // rows of the own head; with d2t fewer than n_vocab
+    std::string head_tensor;        // of the own head: output.weight, or token_embd.weight where tied; else empty
+    std::int32_t n_vocab_head = 0;  // rows of the own head; with d2t fewer than n_vocab
     bool has_d2t = false;
-    std::int32_t sliding_window = 0;      // 0: none
-    std::vector<bool> layer_sliding;      // [n_layer]
-    std::optional<bool> causal;           // `dflash.attention.causal`, if written
-    float embedding_scale = 0.0F;         // 0: not set, here and below
+    std::int32_t sliding_window = 0;  // 0: none
+    std::vector<bool> layer_sliding;  // [n_layer]
+    std::optional<bool> causal;       // `dflash.attention.causal`, if written
+    float embedding_scale = 0.0F;     // 0: not set, here and below
     float logit_scale = 0.0F;
     float logit_softcap = 0.0F;
-    float attention_scale = 0.0F;         // 0: 1/sqrt(head_dim)
+    float attention_scale = 0.0F;  // 0: 1/sqrt(head_dim)
     float value_scale = 0.0F;
-    bool ffn_gelu = false;                // silu otherwise
+    bool ffn_gelu = false;  // silu otherwise
 
     /// Causal inside the block? With no explicit flag sliding layers are and full layers are not (dflash/model.py).
     [[nodiscard]] bool layer_causal(std::int32_t layer) const;
@@ -84,6 +87,12 @@ struct PairMismatch {
     std::string target_value;
     std::string advice;
 };
+
+/// "DFlash", "DFlash2", "DSpark" or "DeepSeek DSpark"; empty where the architecture is not `dflash`.
+[[nodiscard]] std::string drafter_family(const GgufFile & file);
+
+/// Both specs. Throws as the two `read`s do, in clearer words where the files are swapped or one was given twice.
+[[nodiscard]] std::pair<DrafterSpec, TargetSpec> read_pair(const GgufFile & drafter, const GgufFile & target);
 
 /// Every field in which the two do not fit; empty when they do.
 [[nodiscard]] std::vector<PairMismatch> check_pair(const DrafterSpec & drafter, const TargetSpec & target);
