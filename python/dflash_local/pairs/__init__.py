@@ -1,0 +1,1 @@
+"""Which drafter fits which target: known pairs, look-up, checks."""

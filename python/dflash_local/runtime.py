@@ -1,0 +1,222 @@
+"""Loads a target and its drafter and owns both: what stands between the commands and the native engine."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llama_cpp._internals import LlamaModel
+
+from dflash_local import tune
+from dflash_local._errors import Error, ModelLoadError, OutOfMemory
+from dflash_local._llama_log import captured_errors, set_verbose
+from dflash_local._native import DraftMemory
+from dflash_local._native_loader import llama_cpp, native
+from dflash_local.pairs.resolve import Draft, Notify, Pair, describe_memory, draft_memory, resolve_pair
+from dflash_local.sampling import Sampler, SamplingParams
+from dflash_local.vocab import Vocab
+
+DEFAULT_CTX = 4096
+DEFAULT_BATCH = 512
+ALL_LAYERS = 2**31 - 1
+
+
+def load_model(path: Path, *, n_gpu_layers: int = -1, params: Any = None, verbose: bool = False) -> LlamaModel:
+    """Loads a target. `params`: llama_model_params to use instead of the defaults; n_gpu_layers -1: all.
+
+    Raises ModelLoadError, OutOfMemory with llama.cpp's own reason."""
+    llama_cpp.llama_backend_init()
+    if params is None:
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = ALL_LAYERS if n_gpu_layers < 0 else n_gpu_layers
+    with captured_errors(verbose) as errors:
+        try:
+            return LlamaModel(path_model=str(path), params=params, verbose=True)
+        except ValueError as error:
+            reason = next((line for line in errors if "error loading model" in line), errors[0] if errors else str(error))
+            kind = OutOfMemory if "alloc" in reason else ModelLoadError
+            raise kind(f"{path}: llama.cpp cannot load this model: {reason}", "model") from error
+
+
+def offloads(n_gpu_layers: int) -> bool:
+    """Will layers go to a device with this build of llama.cpp?"""
+    return n_gpu_layers != 0 and bool(llama_cpp.llama_supports_gpu_offload())
+
+
+def head_shape(model: LlamaModel, metadata: Mapping[str, str]) -> tune.HeadShape:
+    """Head counts and size of the target's attention."""
+    n_head = llama_cpp.llama_model_n_head(model.model)
+    key = f"{metadata.get('general.architecture', '')}.attention.key_length"
+    head_dim = int(metadata[key]) if key in metadata else (model.n_embd() // n_head if n_head > 0 else 0)
+    return tune.HeadShape(n_head, llama_cpp.llama_model_n_head_kv(model.model), head_dim)
+
+
+def tune_model(
+    model: LlamaModel,
+    n_ctx: int,
+    *,
+    n_threads: int | None = None,
+    flash_attn: bool | None = None,
+    type_v: int | None = None,
+    gpu: bool = False,
+) -> tune.Tuning:
+    """Threads and flash attention for this target; None means measured. Half a second at most."""
+    return tune.tune(
+        head_shape(model, model.metadata()),
+        n_ctx,
+        native.time_attention,
+        n_threads=n_threads,
+        flash_attn=flash_attn,
+        type_v=type_v,
+        gpu=gpu,
+    )
+
+
+def make_context_params(
+    tuning: tune.Tuning, *, n_ctx: int, n_batch: int = DEFAULT_BATCH, type_k: int | None = None, type_v: int | None = None
+) -> Any:
+    """llama_context_params for one conversation."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = n_ctx
+    params.n_batch = params.n_ubatch = n_batch
+    params.n_seq_max = 1
+    params.kv_unified = True
+    params.n_threads = params.n_threads_batch = tuning.n_threads
+    params.flash_attn_type = tuning.flash_attn_type
+    if type_k is not None:
+        params.type_k = type_k
+    if type_v is not None:
+        params.type_v = type_v
+    return params
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEngine:
+    """`pair` says what became of the drafter."""
+
+    engine: native.Engine
+    pair: Pair
+
+
+def open_engine(
+    model: LlamaModel, context_params: Any, pair: Pair, notify: Notify = lambda _: None, *, draft_device: str = ""
+) -> OpenedEngine:
+    """Engine on `model`, with the pair's drafter where it can be loaded.
+
+    A drafter that fails while loading raises where the user named it, else ends in a warning and plain decoding."""
+    address = ctypes.addressof(context_params)
+    if pair.drafter is not None:
+        try:
+            drafter = native.Drafter(
+                str(pair.drafter),
+                str(pair.target),
+                model.model,
+                n_threads=context_params.n_threads,
+                device=draft_device,
+            )
+            return OpenedEngine(native.Engine(model.model, address, drafter), pair)
+        except Error as error:
+            if pair.explicit:
+                raise
+            notify(f"warning: decoding without a drafter: {error}")
+            pair = pair.declined(str(error))
+    return OpenedEngine(native.Engine(model.model, address), pair)
+
+
+def _release(engine: native.Engine, model: LlamaModel) -> None:
+    # The context must go before the model; the drafter goes with the engine's last reference.
+    engine.close()
+    model.close()
+
+
+class Runtime:
+    """A loaded target, its engine and perhaps its drafter. Close it, or use it as a context manager."""
+
+    def __init__(
+        self, model: LlamaModel, engine: native.Engine, pair: Pair, tuning: tune.Tuning, memory: DraftMemory | None
+    ) -> None:
+        self.model = model
+        self.engine = engine
+        self.pair = pair
+        self.tuning = tuning
+        self.draft_memory = memory if pair.drafter is not None else None
+        self.metadata: dict[str, str] = model.metadata()
+        self.vocab = Vocab(model.vocab)
+        self._finalizer = weakref.finalize(self, _release, engine, model)
+
+    @property
+    def name(self) -> str:
+        """The target's name, that of its file where it has none."""
+        return self.metadata.get("general.name") or self.pair.target.stem
+
+    @property
+    def drafter_name(self) -> str | None:
+        return self.pair.drafter_name
+
+    @property
+    def draft_status(self) -> str:
+        """As it was loaded: "engaged", "off" or "declined: why"."""
+        return self.pair.status
+
+    @property
+    def n_ctx(self) -> int:
+        return self.engine.n_ctx
+
+    def new_sampler(self, params: SamplingParams) -> Sampler:
+        """A fresh sampler chain for this vocabulary; the caller closes it. Raises GrammarError."""
+        return Sampler(params, self.vocab.address, self.vocab.n_tokens)
+
+    def close(self) -> None:
+        """Frees context, drafter and model; a second call does nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load_runtime(
+    model: str | Path,
+    draft: Draft = "auto",
+    *,
+    n_ctx: int = DEFAULT_CTX,
+    n_batch: int = DEFAULT_BATCH,
+    n_threads: int | None = None,
+    n_gpu_layers: int = -1,
+    flash_attn: bool | None = None,
+    type_k: int | None = None,
+    type_v: int | None = None,
+    verbose: bool = False,
+    notify: Notify = lambda _: None,
+) -> Runtime:
+    """Finds, checks and loads a target and its drafter.
+
+    n_ctx 0 takes the model's own; `notify` gets one line each for the memory that drafting adds, before it is
+    taken, and for warnings. Raises ModelLoadError, IncompatibleDrafter, OutOfMemory, Unsupported, ValueError."""
+    if n_ctx < 0 or n_batch < 1:
+        raise ValueError(f"n_ctx is {n_ctx} and n_batch {n_batch}, expected 0 or more and 1 or more")
+    set_verbose(verbose)
+    pair = resolve_pair(model, draft, notify)
+    memory = draft_memory(pair, n_batch=n_batch)
+    if memory is not None:
+        notify(describe_memory(memory))
+    loaded = load_model(pair.target, n_gpu_layers=n_gpu_layers, verbose=verbose)
+    try:
+        trained = loaded.n_ctx_train()
+        n_ctx = min(n_ctx, trained) if n_ctx == DEFAULT_CTX else n_ctx or trained
+        if n_ctx > trained:
+            notify(f"warning: a context of {n_ctx} tokens is more than the {trained} this model was trained for")
+        gpu = offloads(n_gpu_layers)
+        tuning = tune_model(loaded, n_ctx, n_threads=n_threads, flash_attn=flash_attn, type_v=type_v, gpu=gpu)
+        params = make_context_params(tuning, n_ctx=n_ctx, n_batch=min(n_batch, n_ctx), type_k=type_k, type_v=type_v)
+        opened = open_engine(loaded, params, pair, notify)
+    except BaseException:
+        loaded.close()
+        raise
+    return Runtime(loaded, opened.engine, opened.pair, tuning, memory)
