@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from dflash_local._errors import GrammarError
 from dflash_local._llama_log import captured_errors
@@ -60,15 +61,15 @@ def _captured_stderr() -> Iterator[list[str]]:
             lines += file.read(64 * 1024).decode("utf-8", "replace").splitlines()
 
 
-def compile_grammar(vocab_address: int, text: str) -> int:
-    """Address of a new grammar sampler for the vocabulary at `vocab_address`; the caller owns it.
+def compile_grammar(vocab_address: int, text: str) -> Any:
+    """A new llama_sampler (pointer) of the grammar for the vocabulary at `vocab_address`; the caller owns it.
 
     Raises GrammarError with the parser's reason."""
     check_limits(text)
-    with _captured_stderr() as printed, captured_errors(verbose=False) as logged:
+    with _captured_stderr() as printed, captured_errors() as logged:
         sampler = llama_cpp.llama_sampler_init_grammar(vocab_address, text.encode("utf-8"), ROOT.encode())
     if sampler:
-        return int(sampler)
+        return sampler
     reasons = [line.removeprefix("parse: error parsing grammar: ") for line in printed[:1]] + logged
     reason = next((line for line in reasons if line), "llama.cpp gave no reason")
     raise GrammarError(f"the grammar cannot be compiled: {reason}", "grammar")

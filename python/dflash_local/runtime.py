@@ -7,22 +7,30 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from llama_cpp._ggml import libggml
 from llama_cpp._internals import LlamaModel
 
 from dflash_local import tune
 from dflash_local._errors import Error, ModelLoadError, OutOfMemory
 from dflash_local._llama_log import captured_errors, set_verbose
-from dflash_local._native import DraftMemory
 from dflash_local._native_loader import llama_cpp, native
-from dflash_local.pairs.resolve import Draft, Notify, Pair, describe_memory, draft_memory, resolve_pair
+from dflash_local.pairs.resolve import Draft, Notify, Pair, describe_memory, estimate_pair, resolve_pair
 from dflash_local.sampling import Sampler, SamplingParams
 from dflash_local.vocab import Vocab
+
+if TYPE_CHECKING:
+    from dflash_local._native import DraftMemory
 
 DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
 ALL_LAYERS = 2**31 - 1
+
+_dev_by_type = libggml.ggml_backend_dev_by_type
+_dev_by_type.argtypes, _dev_by_type.restype = [ctypes.c_int], ctypes.c_void_p
+_dev_name = libggml.ggml_backend_dev_name
+_dev_name.argtypes, _dev_name.restype = [ctypes.c_void_p], ctypes.c_char_p
 
 
 def load_model(path: Path, *, n_gpu_layers: int = -1, params: Any = None, verbose: bool = False) -> LlamaModel:
@@ -37,7 +45,9 @@ def load_model(path: Path, *, n_gpu_layers: int = -1, params: Any = None, verbos
         try:
             return LlamaModel(path_model=str(path), params=params, verbose=True)
         except ValueError as error:
-            reason = next((line for line in errors if "error loading model" in line), errors[0] if errors else str(error))
+            reason = next(
+                (line for line in errors if "error loading model" in line), errors[0] if errors else str(error)
+            )
             kind = OutOfMemory if "alloc" in reason else ModelLoadError
             raise kind(f"{path}: llama.cpp cannot load this model: {reason}", "model") from error
 
@@ -45,6 +55,16 @@ def load_model(path: Path, *, n_gpu_layers: int = -1, params: Any = None, verbos
 def offloads(n_gpu_layers: int) -> bool:
     """Will layers go to a device with this build of llama.cpp?"""
     return n_gpu_layers != 0 and bool(llama_cpp.llama_supports_gpu_offload())
+
+
+def device_name() -> str:
+    """Name of the first GPU in ggml's registry, "" where there is none."""
+    for kind in (1, 2):  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
+        device = _dev_by_type(kind)
+        if device:
+            name: bytes = _dev_name(device)
+            return name.decode("utf-8", "replace")
+    return ""
 
 
 def head_shape(model: LlamaModel, metadata: Mapping[str, str]) -> tune.HeadShape:
@@ -77,7 +97,12 @@ def tune_model(
 
 
 def make_context_params(
-    tuning: tune.Tuning, *, n_ctx: int, n_batch: int = DEFAULT_BATCH, type_k: int | None = None, type_v: int | None = None
+    tuning: tune.Tuning,
+    *,
+    n_ctx: int,
+    n_batch: int = DEFAULT_BATCH,
+    type_k: int | None = None,
+    type_v: int | None = None,
 ) -> Any:
     """llama_context_params for one conversation."""
     params = llama_cpp.llama_context_default_params()
@@ -185,7 +210,7 @@ def load_runtime(
     model: str | Path,
     draft: Draft = "auto",
     *,
-    n_ctx: int = DEFAULT_CTX,
+    n_ctx: int | None = None,
     n_batch: int = DEFAULT_BATCH,
     n_threads: int | None = None,
     n_gpu_layers: int = -1,
@@ -197,25 +222,26 @@ def load_runtime(
 ) -> Runtime:
     """Finds, checks and loads a target and its drafter.
 
-    n_ctx 0 takes the model's own; `notify` gets one line each for the memory that drafting adds, before it is
-    taken, and for warnings. Raises ModelLoadError, IncompatibleDrafter, OutOfMemory, Unsupported, ValueError."""
-    if n_ctx < 0 or n_batch < 1:
+    n_ctx None takes 4096, or the model's own where that is less; 0 takes the model's own. `notify` gets one line each
+    for the memory that drafting adds, before it is taken, and for warnings. Raises ModelLoadError, IncompatibleDrafter,
+    OutOfMemory, Unsupported, ValueError."""
+    if n_batch < 1 or (n_ctx is not None and n_ctx < 0):
         raise ValueError(f"n_ctx is {n_ctx} and n_batch {n_batch}, expected 0 or more and 1 or more")
     set_verbose(verbose)
     pair = resolve_pair(model, draft, notify)
-    memory = draft_memory(pair, n_batch=n_batch)
+    pair, memory = estimate_pair(pair, n_batch=n_batch, notify=notify)
     if memory is not None:
         notify(describe_memory(memory))
     loaded = load_model(pair.target, n_gpu_layers=n_gpu_layers, verbose=verbose)
     try:
         trained = loaded.n_ctx_train()
-        n_ctx = min(n_ctx, trained) if n_ctx == DEFAULT_CTX else n_ctx or trained
+        n_ctx = min(DEFAULT_CTX, trained) if n_ctx is None else n_ctx or trained
         if n_ctx > trained:
             notify(f"warning: a context of {n_ctx} tokens is more than the {trained} this model was trained for")
         gpu = offloads(n_gpu_layers)
         tuning = tune_model(loaded, n_ctx, n_threads=n_threads, flash_attn=flash_attn, type_v=type_v, gpu=gpu)
         params = make_context_params(tuning, n_ctx=n_ctx, n_batch=min(n_batch, n_ctx), type_k=type_k, type_v=type_v)
-        opened = open_engine(loaded, params, pair, notify)
+        opened = open_engine(loaded, params, pair, notify, draft_device=device_name() if gpu else "")
     except BaseException:
         loaded.close()
         raise

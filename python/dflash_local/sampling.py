@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import secrets
 from dataclasses import dataclass, replace
@@ -82,7 +83,7 @@ class Sampler:
 
     @property
     def address(self) -> int:
-        return int(self._chain.sampler)
+        return ctypes.cast(self._chain.sampler, ctypes.c_void_p).value or 0
 
     def close(self) -> None:
         self._chain.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ FLASH_AUTO, FLASH_OFF, FLASH_ON = -1, 0, 1  # enum llama_flash_attn_type
 ROWS = (1, 4)  # rows of a plain round and of a usual draft round
 TYPICAL_CELLS = 512
 BUDGET_MS = 450.0
+MIN_BUDGET_MS = 1.0
 _UNQUANTIZED = frozenset({0, 1, 30})  # GGML_TYPE_F32, F16, BF16
 _CLEARLY_FASTER = 0.8
 _FASTER = 0.95
@@ -101,10 +103,7 @@ def _physical(cpus: set[int]) -> int:
 
 def available_cores() -> int:
     """Physical cores that this process may use: its affinity and its cgroup's quota, at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = _physical(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    cores = _physical(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota()
     if quota is not None:
         cores = min(cores, int(quota + 0.5))
@@ -119,7 +118,7 @@ def thread_candidates(cores: int) -> list[int]:
 def choose_threads(ms_by_threads: Mapping[int, float]) -> int:
     """The most threads, unless fewer are clearly faster: then something else keeps those cores busy.
 
-    Attention alone is too small to show what more threads gain in the rest of a layer, so a small lead does not count."""
+    Attention alone is too small to show what threads gain in the rest of a layer, so a small lead does not count."""
     best = max(ms_by_threads)
     for threads in sorted(ms_by_threads, reverse=True)[1:]:
         if ms_by_threads[threads] < _CLEARLY_FASTER * ms_by_threads[best]:
@@ -152,14 +151,15 @@ def tune(
     candidates = [n_threads] if n_threads is not None else thread_candidates(cores or available_cores())
     usable = shape.n_head > 0 and shape.n_head_kv > 0 and shape.head_dim > 0
     n_kv = min(TYPICAL_CELLS, n_ctx) if n_ctx > 0 else TYPICAL_CELLS
-    budget = BUDGET_MS / (len(candidates) + 2 * len(ROWS))
+    end = time.monotonic() + BUDGET_MS / 1e3
 
-    def measure(rows: int, flash: bool, threads: int) -> float:
+    def measure(rows: int, flash: bool, threads: int, share: int) -> float:
+        budget = max((end - time.monotonic()) * 1e3 / share, MIN_BUDGET_MS)
         return time_attention(shape.n_head, shape.n_head_kv, shape.head_dim, n_kv, rows, flash, threads, budget)
 
     threads, why = candidates[0], "given" if n_threads is not None else "all cores"
     if len(candidates) > 1 and usable and not gpu:
-        times = {count: measure(ROWS[-1], False, count) for count in candidates}
+        times = {count: measure(ROWS[-1], False, count, 2 * len(ROWS) + 2) for count in candidates}
         threads = choose_threads(times)
         why = "timed " + ", ".join(f"{count}: {ms:.3f} ms" for count, ms in times.items())
     note = f"{threads} threads ({why})"
@@ -169,8 +169,15 @@ def tune(
         return Tuning(threads, FLASH_ON, f"{note}, flash attention on (quantized V)")
     if gpu or not usable:
         return Tuning(threads, FLASH_AUTO, f"{note}, flash attention left to llama.cpp")
-    off = {rows: measure(rows, False, threads) for rows in ROWS}
-    on = {rows: measure(rows, True, threads) for rows in ROWS}
+    off: dict[int, float] = {}
+    on: dict[int, float] = {}
+    for left, rows in zip((4, 2), ROWS, strict=True):
+        if time.monotonic() >= end:
+            return Tuning(threads, FLASH_OFF, f"{note}, flash attention off (the machine is too busy to time it)")
+        off[rows] = measure(rows, False, threads, left)
+        on[rows] = measure(rows, True, threads, left - 1)
     flash = choose_flash(off, on)
     timed = ", ".join(f"{rows} rows: off {off[rows]:.3f} ms, on {on[rows]:.3f} ms" for rows in ROWS)
-    return Tuning(threads, FLASH_ON if flash else FLASH_OFF, f"{note}, flash attention {'on' if flash else 'off'} ({timed})")
+    return Tuning(
+        threads, FLASH_ON if flash else FLASH_OFF, f"{note}, flash attention {'on' if flash else 'off'} ({timed})"
+    )

@@ -28,9 +28,7 @@ class Vocab:
         capacity = len(data) + 8
         for _ in range(2):
             buffer = (llama_cpp.llama_token * capacity)()
-            n = llama_cpp.llama_tokenize(
-                self.address, data, len(data), buffer, capacity, add_special, parse_special
-            )
+            n = llama_cpp.llama_tokenize(self.address, data, len(data), buffer, capacity, add_special, parse_special)
             if n >= 0:
                 return list(buffer[:n])
             capacity = -n

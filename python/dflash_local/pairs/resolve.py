@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local._errors import Error, IncompatibleDrafter, ModelLoadError
-from dflash_local._native import DraftMemory, PairMismatch
 from dflash_local._native_loader import native
 from dflash_local.pairs.registry import packaged_drafters, resolve_model, sidecar_drafters
+
+if TYPE_CHECKING:
+    from dflash_local._native import DraftMemory, PairMismatch
 
 Draft = Literal["auto", "off"] | Path
 Notify = Callable[[str], None]
@@ -106,11 +108,19 @@ def resolve_pair(model: str | Path, draft: Draft = "auto", notify: Notify = lamb
     return Pair(target, info, None, None, f"declined: {why}")
 
 
-def draft_memory(pair: Pair, *, n_batch: int) -> DraftMemory | None:
-    """Bytes that drafting will add, from the files alone; None without a drafter."""
+def estimate_pair(pair: Pair, *, n_batch: int, notify: Notify = lambda _: None) -> tuple[Pair, DraftMemory | None]:
+    """Bytes that drafting will add, from the files alone; None without a drafter.
+
+    A drafter that cannot be estimated raises where the user named it, else the pair comes back without it."""
     if pair.drafter is None:
-        return None
-    return native.estimate_memory(str(pair.drafter), str(pair.target), n_batch=n_batch)
+        return pair, None
+    try:
+        return pair, native.estimate_memory(str(pair.drafter), str(pair.target), n_batch=n_batch)
+    except Error as error:
+        if pair.explicit:
+            raise
+        notify(f"warning: decoding without a drafter: {error}")
+        return pair.declined(str(error)), None
 
 
 def describe_memory(memory: DraftMemory) -> str:
