@@ -1,0 +1,43 @@
+// One ggml device with its backend: which buffer a weight goes to, which tensors it may multiply with.
+#pragma once
+
+#include <ggml-backend.h>
+#include <ggml-cpp.h>
+#include <ggml.h>
+
+#include <cstdint>
+
+namespace dflash {
+
+class DraftDevice {
+  public:
+    /// device null: the CPU. Throws Error(unsupported) where no backend starts on it.
+    explicit DraftDevice(ggml_backend_dev_t device);
+
+    [[nodiscard]] ggml_backend_dev_t device() const { return device_; }
+    [[nodiscard]] ggml_backend_t backend() const { return backend_.get(); }
+    [[nodiscard]] bool is_cpu() const;
+    [[nodiscard]] ggml_backend_buffer_type_t buffer_type() const;
+    void set_n_threads(std::int32_t n_threads);  // no effect on devices that have no such setting
+    [[nodiscard]] std::int32_t n_threads() const { return n_threads_; }
+
+    /// Best buffer type for a matrix [ne0 x ne1] that MUL_MAT reads (repacking ones first), null where the device has none.
+    [[nodiscard]] ggml_backend_buffer_type_t weight_buffer_type(ggml_type type, std::int64_t ne0, std::int64_t ne1) const;
+
+    /// Can this loaded tensor, wherever it lies, be MUL_MAT's weight here?
+    [[nodiscard]] bool can_multiply(const ggml_tensor * weight) const;
+
+    /// Do tensors of one graph stay usable when another graph is allocated in the same buffer? Not where the backend frees
+    /// its side data of a buffer at every allocation.
+    [[nodiscard]] bool keeps_graphs() const;
+
+  private:
+    ggml_backend_dev_t device_;
+    ggml_backend_ptr backend_;
+    std::int32_t n_threads_ = 1;
+};
+
+/// Types whose rows ggml can both multiply and dequantize.
+[[nodiscard]] bool is_weight_type(ggml_type type);
+
+}  // namespace dflash

@@ -1,0 +1,105 @@
+// Asks the ggml registry about one device: backend, buffer types, supported multiplications.
+#include "dflash/draft_device.h"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dflash/error.h"
+
+namespace dflash {
+
+namespace {
+
+ggml_backend_dev_t resolve(ggml_backend_dev_t device) {
+    if (device != nullptr) {
+        return device;
+    }
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (cpu == nullptr) {
+        throw Error(ErrorCode::unsupported, "ggml has no CPU device: llama-cpp-python must be built with its CPU backend");
+    }
+    return cpu;
+}
+
+template <typename Function>
+Function proc_address(ggml_backend_dev_t device, const char * name) {
+    return reinterpret_cast<Function>(ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), name));
+}
+
+std::vector<ggml_backend_buffer_type_t> candidate_types(ggml_backend_dev_t device) {
+    std::vector<ggml_backend_buffer_type_t> types;
+    const auto extra = proc_address<ggml_backend_dev_get_extra_bufts_t>(device, "ggml_backend_dev_get_extra_bufts");
+    if (extra != nullptr) {
+        for (ggml_backend_buffer_type_t * type = extra(device); type != nullptr && *type != nullptr; ++type) {
+            types.push_back(*type);
+        }
+    }
+    types.push_back(ggml_backend_dev_buffer_type(device));
+    return types;
+}
+
+bool supports_mul_mat(ggml_backend_dev_t device, ggml_tensor * weight) {
+    const ggml_context_ptr ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * const input = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, weight->ne[0], 8);
+    return ggml_backend_dev_supports_op(device, ggml_mul_mat(ctx.get(), weight, input));
+}
+
+}  // namespace
+
+bool is_weight_type(ggml_type type) {
+    const bool is_float = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+    return is_float || (ggml_is_quantized(type) && ggml_get_type_traits(type)->to_float != nullptr);
+}
+
+DraftDevice::DraftDevice(ggml_backend_dev_t device)
+    : device_(resolve(device)), backend_(ggml_backend_dev_init(device_, nullptr)) {
+    if (backend_ == nullptr) {
+        throw Error(ErrorCode::unsupported, std::string("no backend starts on device ") + ggml_backend_dev_name(device_));
+    }
+}
+
+bool DraftDevice::is_cpu() const {
+    return ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+bool DraftDevice::keeps_graphs() const {
+    const std::string_view name = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device_));
+    return name != "SYCL" && name != "OpenCL";
+}
+
+ggml_backend_buffer_type_t DraftDevice::buffer_type() const {
+    return ggml_backend_dev_buffer_type(device_);
+}
+
+void DraftDevice::set_n_threads(std::int32_t n_threads) {
+    n_threads_ = n_threads;
+    const auto setter = proc_address<ggml_backend_set_n_threads_t>(device_, "ggml_backend_set_n_threads");
+    if (setter != nullptr) {
+        setter(backend_.get(), n_threads);
+    }
+}
+
+ggml_backend_buffer_type_t DraftDevice::weight_buffer_type(ggml_type type, std::int64_t ne0, std::int64_t ne1) const {
+    if (!is_weight_type(type)) {
+        return nullptr;
+    }
+    const ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * const weight = ggml_new_tensor_2d(ctx.get(), type, ne0, ne1);
+    for (ggml_backend_buffer_type_t candidate : candidate_types(device_)) {
+        const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(candidate, 0));
+        weight->buffer = empty.get();
+        if (supports_mul_mat(device_, weight)) {
+            return candidate;
+        }
+    }
+    return nullptr;
+}
+
+bool DraftDevice::can_multiply(const ggml_tensor * weight) const {
+    return weight->buffer != nullptr && is_weight_type(weight->type) &&
+           ggml_backend_dev_supports_buft(device_, ggml_backend_buffer_get_type(weight->buffer)) &&
+           supports_mul_mat(device_, const_cast<ggml_tensor *>(weight));
+}
+
+}  // namespace dflash

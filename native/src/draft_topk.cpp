@@ -1,0 +1,208 @@
+// One pass over each row of logits: maximum, sum of exponentials and best k, in parts that threads share.
+#include "dflash/draft_topk.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace dflash {
+
+namespace {
+
+constexpr std::size_t n_lanes = 16;  // independent accumulators, so that loops vectorize without -ffast-math
+constexpr std::int32_t part_columns = 4096;
+constexpr std::int32_t max_parts = 64;
+constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
+
+// exp(x) for x <= 0, relative error below 2e-7; a polynomial over [-ln2/2, ln2/2] and an exponent shift.
+inline float exp_nonpositive(float x) {
+    constexpr float log2e = 1.44269504F;
+    constexpr float ln2_high = 0.693359375F;
+    constexpr float ln2_low = -2.12194440e-4F;
+    constexpr float round_magic = 12582912.0F;  // 1.5 * 2^23
+    const float clamped = x < -87.0F ? -87.0F : x;
+    const float shifted = clamped * log2e + round_magic;
+    const float n = shifted - round_magic;
+    const float r = clamped - n * ln2_high - n * ln2_low;
+    float p = 1.9875691500e-4F;
+    p = p * r + 1.3981999507e-3F;
+    p = p * r + 8.3334519073e-3F;
+    p = p * r + 4.1665795894e-2F;
+    p = p * r + 1.6666665459e-1F;
+    p = p * r + 5.0000001201e-1F;
+    p = p * r * r + r + 1.0F;
+    const std::uint32_t exponent = std::bit_cast<std::uint32_t>(shifted) << 23U;
+    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(p) + exponent);
+}
+
+float maximum(std::span<const float> x) {
+    std::array<float, n_lanes> lanes;
+    lanes.fill(minus_infinity);
+    std::size_t i = 0;
+    for (; i + n_lanes <= x.size(); i += n_lanes) {
+        for (std::size_t j = 0; j < n_lanes; ++j) {
+            lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+        }
+    }
+    for (; i < x.size(); ++i) {
+        lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
+    }
+    return *std::max_element(lanes.begin(), lanes.end());
+}
+
+float sum_exp(std::span<const float> x, float max) {
+    std::array<float, n_lanes> lanes{};
+    std::size_t i = 0;
+    for (; i + n_lanes <= x.size(); i += n_lanes) {
+        for (std::size_t j = 0; j < n_lanes; ++j) {
+            lanes[j] += exp_nonpositive(x[i + j] - max);
+        }
+    }
+    for (; i < x.size(); ++i) {
+        lanes[0] += exp_nonpositive(x[i] - max);
+    }
+    float total = 0.0F;
+    for (const float lane : lanes) {
+        total += lane;
+    }
+    return total;
+}
+
+// Best values so far, sorted; equal values keep the order of their ids.
+class Best {
+  public:
+    Best(float * ids, float * values, std::int32_t top_k) : ids_(ids), values_(values), top_k_(top_k) {
+        std::fill_n(ids_, top_k_, std::bit_cast<float>(std::int32_t{-1}));
+        std::fill_n(values_, top_k_, minus_infinity);
+    }
+
+    [[nodiscard]] float threshold() const { return values_[top_k_ - 1]; }
+
+    void offer(float value, std::int32_t id) {
+        if (!(value > threshold())) {
+            return;
+        }
+        std::int32_t at = top_k_ - 1;
+        for (; at > 0 && value > values_[at - 1]; --at) {
+            values_[at] = values_[at - 1];
+            ids_[at] = ids_[at - 1];
+        }
+        values_[at] = value;
+        ids_[at] = std::bit_cast<float>(id);
+    }
+
+  private:
+    float * ids_;
+    float * values_;
+    std::int32_t top_k_;
+};
+
+void select_best(std::span<const float> x, std::int32_t first_id, Best & best) {
+    std::size_t i = 0;
+    for (; i + n_lanes <= x.size(); i += n_lanes) {
+        const float threshold = best.threshold();
+        std::int32_t above = 0;
+        for (std::size_t j = 0; j < n_lanes; ++j) {
+            above |= static_cast<std::int32_t>(x[i + j] > threshold);
+        }
+        if (above != 0) {
+            for (std::size_t j = 0; j < n_lanes; ++j) {
+                best.offer(x[i + j], first_id + static_cast<std::int32_t>(i + j));
+            }
+        }
+    }
+    for (; i < x.size(); ++i) {
+        best.offer(x[i], first_id + static_cast<std::int32_t>(i));
+    }
+}
+
+void topk_parts_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const TopkPlan & plan = *static_cast<const TopkPlan *>(userdata);
+    const ggml_tensor * const logits = dst->src[0];
+    const std::int32_t n_items = plan.n_rows * plan.n_parts;
+    for (std::int32_t item = ith; item < n_items; item += nth) {
+        const std::int32_t row = item / plan.n_parts;
+        const std::int32_t part = item % plan.n_parts;
+        const auto begin = static_cast<std::int32_t>(static_cast<std::int64_t>(plan.n_vocab) * part / plan.n_parts);
+        const auto end = static_cast<std::int32_t>(static_cast<std::int64_t>(plan.n_vocab) * (part + 1) / plan.n_parts);
+        const auto * const base = static_cast<const char *>(logits->data) +
+                                  static_cast<std::size_t>(plan.first_row + row) * logits->nb[1];
+        const std::span x(reinterpret_cast<const float *>(base) + begin, static_cast<std::size_t>(end - begin));
+        float * const out = static_cast<float *>(dst->data) + static_cast<std::ptrdiff_t>(item) * plan.part_size();
+        out[0] = maximum(x);
+        out[1] = sum_exp(x, out[0]);
+        Best best(out + 2, out + 2 + plan.top_k, plan.top_k);
+        select_best(x, begin, best);
+    }
+}
+
+struct Candidate {
+    float value;
+    std::int32_t id;
+};
+
+bool better(const Candidate & a, const Candidate & b) {
+    return a.value != b.value ? a.value > b.value : a.id < b.id;
+}
+
+}  // namespace
+
+TopkPlan TopkPlan::make(std::int32_t top_k, std::int32_t n_vocab, std::int32_t first_row, std::int32_t n_rows) {
+    return {top_k, n_vocab, std::clamp(n_vocab / part_columns, 1, max_parts), first_row, n_rows};
+}
+
+ggml_tensor * build_topk_parts(ggml_context * ctx, ggml_tensor * logits, TopkPlan & plan) {
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, plan.part_size(), plan.n_parts, plan.n_rows, 1, &logits, 1,
+                          topk_parts_op, GGML_N_TASKS_MAX, &plan);
+}
+
+bool merge_topk_parts(const TopkPlan & plan, std::span<const float> parts, std::span<std::int32_t> ids,
+                      std::span<float> log_probs) {
+    const auto k = static_cast<std::size_t>(plan.top_k);
+    const auto part_size = static_cast<std::size_t>(plan.part_size());
+    const auto n_parts = static_cast<std::size_t>(plan.n_parts);
+    std::vector<Candidate> candidates;
+    for (std::size_t row = 0; row < static_cast<std::size_t>(plan.n_rows); ++row) {
+        const std::span row_parts = parts.subspan(row * n_parts * part_size, n_parts * part_size);
+        candidates.clear();
+        float max = minus_infinity;
+        for (std::size_t part = 0; part < n_parts; ++part) {
+            max = std::max(max, row_parts[part * part_size]);
+        }
+        double sum = 0.0;
+        for (std::size_t part = 0; part < n_parts; ++part) {
+            const std::span one = row_parts.subspan(part * part_size, part_size);
+            sum += static_cast<double>(one[1]) * std::exp(static_cast<double>(one[0]) - max);
+            for (std::size_t i = 0; i < k; ++i) {
+                candidates.push_back({one[2 + k + i], std::bit_cast<std::int32_t>(one[2 + i])});
+            }
+        }
+        const double log_sum = max + std::log(sum);
+        std::ranges::partial_sort(candidates, candidates.begin() + plan.top_k, better);
+        if (!std::isfinite(log_sum) || candidates[k - 1].id < 0) {
+            return false;
+        }
+        for (std::size_t i = 0; i < k; ++i) {
+            ids[row * k + i] = candidates[i].id;
+            log_probs[row * k + i] = static_cast<float>(candidates[i].value - log_sum);
+        }
+    }
+    return true;
+}
+
+void sort_candidates(std::span<std::int32_t> ids, std::span<float> log_probs) {
+    std::vector<Candidate> candidates;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        candidates.push_back({log_probs[i], ids[i]});
+    }
+    std::ranges::sort(candidates, better);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        ids[i] = candidates[i].id;
+        log_probs[i] = candidates[i].value;
+    }
+}
+
+}  // namespace dflash

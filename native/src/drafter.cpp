@@ -1,0 +1,384 @@
+// Runs a drafter: fills the inputs of its cached graphs, computes, reads candidates, commits the context's interval.
+#include "dflash/drafter.h"
+
+#include <ggml-alloc.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "dflash/draft_context.h"
+#include "dflash/draft_plan.h"
+#include "dflash/draft_weights.h"
+#include "dflash/embedding_rows.h"
+#include "dflash/error.h"
+
+namespace dflash {
+
+namespace {
+
+constexpr std::size_t max_cached_graphs = 16;  // per context
+
+void require_pair(const DrafterSpec & drafter, const TargetSpec & target) {
+    const std::vector<PairMismatch> mismatches = check_pair(drafter, target);
+    if (mismatches.empty()) {
+        return;
+    }
+    std::string message = "the drafter does not fit the target:";
+    for (const PairMismatch & m : mismatches) {
+        message += " " + m.field + " is " + m.drafter_value + " in the drafter and " + m.target_value +
+                   " in the target (" + m.advice + ");";
+    }
+    message.pop_back();
+    throw Error(ErrorCode::incompatible_drafter, message, mismatches.front().field);
+}
+
+const DrafterParams & checked_threads(const DrafterParams & params) {
+    check_params(params, max_top_k);
+    return params;
+}
+
+void set_input(ggml_tensor * tensor, const void * data, std::size_t n_bytes) {
+    ggml_backend_tensor_set(tensor, data, 0, n_bytes);
+}
+
+}  // namespace
+
+struct Drafter::Impl {
+    Impl(const GgufFile & drafter_file, const GgufFile & target_file, const llama_model * target,
+         const DrafterParams & drafter_params);
+
+    RingContext & own(DraftContext & ctx) const;
+    std::int32_t count_rows(std::span<const float> taps, std::int32_t pos0) const;
+    void inject_all(RingContext & ring, std::int32_t & pos0, std::span<const float> & taps, std::int32_t n_keep);
+    DraftGraph & graph(RingContext & ring, const DraftShape & shape);
+    void run(RingContext & ring, std::int32_t pos0, std::span<const float> taps, DraftCandidates * out);
+    void set_inject(const DraftGraph & graph, const RingContext & ring, const RingInterval & next, std::int32_t pos0,
+                    std::span<const float> taps);
+    void set_block(const DraftGraph & graph, const RingInterval & next, std::int32_t n_kv);
+    void fill_mask(std::size_t kind, const RingInterval & next, std::int32_t n_kv);
+    void read_candidates(const DraftGraph & graph, DraftCandidates & out);
+
+    DrafterParams params;
+    DrafterSpec spec;
+    TargetSpec target_spec;
+    std::shared_ptr<DraftDevice> device;
+    DraftWeights weights;
+    EmbeddingRows embeddings;
+    KvLayout layout;
+    ComputeSize compute;
+    std::shared_ptr<std::atomic<std::size_t>> context_bytes = std::make_shared<std::atomic<std::size_t>>(0);
+    ggml_gallocr_ptr arena;               // one compute buffer for all graphs
+    std::uint64_t arena_generation = 0;   // grows when the buffer moves: older graphs point into nowhere
+
+    // Host sides of the inputs.
+    std::vector<float> block_embd;        // [block_size x n_embd]; all but the anchor's row stay
+    std::vector<std::int32_t> positions;
+    std::vector<std::int64_t> cells;
+    std::vector<float> mask;
+    std::vector<float> parts;
+};
+
+Drafter::Impl::Impl(const GgufFile & drafter_file, const GgufFile & target_file, const llama_model * target,
+                    const DrafterParams & drafter_params)
+    : params(checked_threads(drafter_params)),
+      spec(DrafterSpec::read(drafter_file)),
+      target_spec((TargetSpec::read(target_file))),
+      device(std::make_shared<DraftDevice>(params.device)),
+      weights((require_pair(spec, target_spec), drafter_file), target_file, spec, *device, target),
+      embeddings(GgufFile::open(spec.has_own_embd ? drafter_file.path() : target_file.path()), spec.n_embd) {
+    check_params(params, weights.head->ne[1]);
+    device->set_n_threads(params.n_threads);
+    weights.load();
+    layout = kv_layout(spec, weights, context_capacity(spec, params.n_ctx, target_spec.n_ctx_train));
+    arena.reset(ggml_gallocr_new(device->buffer_type()));
+    compute = measure_compute(spec, weights, layout, *device, params.top_k, arena.get());
+
+    const auto n_embd = static_cast<std::size_t>(spec.n_embd);
+    block_embd.resize(static_cast<std::size_t>(spec.block_size) * n_embd);
+    const std::span mask_row = std::span(block_embd).subspan(n_embd, n_embd);
+    embeddings.read(spec.mask_token_id, mask_row);
+    if (spec.embedding_scale != 0.0F) {
+        std::ranges::for_each(mask_row, [&](float & x) { x *= spec.embedding_scale; });
+    }
+    for (std::size_t slot = 2; slot < static_cast<std::size_t>(spec.block_size); ++slot) {
+        std::ranges::copy(mask_row, block_embd.begin() + static_cast<std::ptrdiff_t>(slot * n_embd));
+    }
+}
+
+RingContext & Drafter::Impl::own(DraftContext & ctx) const {
+    auto * const ring = dynamic_cast<RingContext *>(&ctx);
+    if (ring == nullptr || ring->layout().fingerprint != layout.fingerprint ||
+        ring->layout().capacity != layout.capacity) {
+        throw Error(ErrorCode::invalid_argument, "this draft context was made by another drafter", "ctx");
+    }
+    return *ring;
+}
+
+std::int32_t Drafter::Impl::count_rows(std::span<const float> taps, std::int32_t pos0) const {
+    const auto row = static_cast<std::size_t>(weights.fc->ne[0]);
+    if (taps.size() % row != 0) {
+        throw Error(ErrorCode::invalid_argument, "taps hold " + std::to_string(taps.size()) +
+                                                     " floats, expected a multiple of " + std::to_string(row), "taps");
+    }
+    const std::size_t n = taps.size() / row;
+    const auto n_positions = static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max() - spec.block_size);
+    if (pos0 < 0 || n > n_positions - std::min(n_positions, static_cast<std::size_t>(pos0))) {
+        throw Error(ErrorCode::invalid_argument, std::to_string(n) + " rows at position " + std::to_string(pos0) +
+                                                     " are outside 0.." + std::to_string(n_positions), "pos0");
+    }
+    return static_cast<std::int32_t>(n);
+}
+
+// Injects all but the last n_keep rows; what the ring would not keep anyway is skipped.
+void Drafter::Impl::inject_all(RingContext & ring, std::int32_t & pos0, std::span<const float> & taps,
+                               std::int32_t n_keep) {
+    const auto row = static_cast<std::size_t>(weights.fc->ne[0]);
+    auto n = static_cast<std::int32_t>(taps.size() / row);
+    const auto drop = [&](std::int32_t count) {
+        taps = taps.subspan(static_cast<std::size_t>(count) * row);
+        pos0 += count;
+        n -= count;
+    };
+    drop(std::max(0, n - layout.capacity));
+    while (n > n_keep) {
+        const std::int32_t chunk = inject_chunk(n - n_keep);
+        run(ring, pos0, taps.first(static_cast<std::size_t>(chunk) * row), nullptr);
+        drop(chunk);
+    }
+}
+
+DraftGraph & Drafter::Impl::graph(RingContext & ring, const DraftShape & shape) {
+    const auto found = ring.graphs.find(shape);
+    if (found != ring.graphs.end() && found->second->arena_generation == arena_generation) {
+        return *found->second;
+    }
+    if (ring.graphs.size() >= max_cached_graphs) {
+        ring.graphs.clear();
+    }
+    auto made = std::make_unique<DraftGraph>(spec, weights, ring.kv(), shape, params.top_k, device->is_cpu());
+    const std::size_t bytes_before = ggml_gallocr_get_buffer_size(arena.get(), 0);
+    const bool allocated = ggml_gallocr_alloc_graph(arena.get(), made->graph());
+    const std::size_t bytes_after = ggml_gallocr_get_buffer_size(arena.get(), 0);
+    if (!allocated || bytes_after != bytes_before || !device->keeps_graphs()) {
+        ++arena_generation;
+    }
+    if (!allocated) {
+        throw Error(ErrorCode::out_of_memory, "cannot allocate a compute buffer for the drafter's graph");
+    }
+    compute.buffer = bytes_after;
+    for (int i = 0; i < ggml_graph_n_nodes(made->graph()); ++i) {
+        const ggml_tensor * const node = ggml_graph_node(made->graph(), i);
+        if (!ggml_backend_dev_supports_op(device->device(), node)) {
+            throw Error(ErrorCode::unsupported, std::string(ggml_backend_dev_name(device->device())) +
+                                                    " does not support the operation " + ggml_op_desc(node) +
+                                                    " of the draft graph: run the drafter on the CPU", "device");
+        }
+    }
+    made->arena_generation = arena_generation;
+    return *(ring.graphs[shape] = std::move(made));
+}
+
+void Drafter::Impl::run(RingContext & ring, std::int32_t pos0, std::span<const float> taps, DraftCandidates * out) {
+    const auto n = static_cast<std::int32_t>(taps.size() / static_cast<std::size_t>(weights.fc->ne[0]));
+    RingInterval next = ring.interval();
+    if (n > 0) {
+        next.evict(pos0, n);
+    }
+    const RingInterval survivors = next;
+    if (n > 0) {
+        next.commit(pos0, n);
+    }
+    const bool has_block = out != nullptr;
+    const std::int32_t n_kv = has_block ? kv_bucket(next.cells_in_use(), layout.capacity) : 0;
+    const DraftGraph & g = graph(ring, {inject_bucket(n), n_kv, has_block});
+    if (n > 0) {
+        set_inject(g, ring, next, pos0, taps);
+    }
+    if (has_block) {
+        set_block(g, next, n_kv);
+    }
+    const ggml_status status = ggml_backend_graph_compute(device->backend(), g.graph());
+    if (status != GGML_STATUS_SUCCESS) {
+        ring.interval() = survivors;
+        throw Error(ErrorCode::decode_failed, std::string("the draft graph failed: ") + ggml_status_to_string(status));
+    }
+    if (has_block) {
+        ring.interval() = survivors;
+        read_candidates(g, *out);
+    }
+    ring.interval() = next;
+}
+
+void Drafter::Impl::set_inject(const DraftGraph & g, const RingContext & ring, const RingInterval & next,
+                               std::int32_t pos0, std::span<const float> taps) {
+    const auto n = static_cast<std::int32_t>(taps.size() / static_cast<std::size_t>(g.taps->ne[0]));
+    const auto n_padded = static_cast<std::int32_t>(g.taps->ne[1]);
+    set_input(g.taps, taps.data(), taps.size_bytes());
+    if (n < n_padded) {
+        ggml_backend_tensor_memset(g.taps, 0, taps.size_bytes(), ggml_nbytes(g.taps) - taps.size_bytes());
+    }
+    positions.resize(static_cast<std::size_t>(n_padded));
+    cells.resize(static_cast<std::size_t>(n_padded));
+    for (std::int32_t i = 0; i < n_padded; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        positions[at] = i < n ? pos0 + i : 0;
+        cells[at] = i < n ? layout.block_size + next.cell(pos0 + i) : layout.scratch_cell();
+    }
+    set_input(g.inject_pos, positions.data(), positions.size() * sizeof(std::int32_t));
+    set_input(g.k_cells, cells.data(), cells.size() * sizeof(std::int64_t));
+
+    const std::vector<std::int64_t> row_cells = cells;
+    cells.clear();
+    for (const std::int64_t cell : row_cells) {
+        for (std::int64_t column = 0; column < layout.n_embd_kv; ++column) {
+            cells.push_back(column * ring.kv().n_cells + cell);
+        }
+    }
+    set_input(g.v_cells, cells.data(), cells.size() * sizeof(std::int64_t));
+}
+
+void Drafter::Impl::set_block(const DraftGraph & g, const RingInterval & next, std::int32_t n_kv) {
+    set_input(g.block_embd, block_embd.data(), block_embd.size() * sizeof(float));
+    positions.resize(static_cast<std::size_t>(spec.block_size));
+    std::iota(positions.begin(), positions.end(), next.end());
+    set_input(g.block_pos, positions.data(), positions.size() * sizeof(std::int32_t));
+    for (std::size_t kind = 0; kind < n_mask_kinds; ++kind) {
+        if (g.masks[kind] != nullptr) {
+            fill_mask(kind, next, n_kv);
+            set_input(g.masks[kind], mask.data(), mask.size() * sizeof(float));
+        }
+    }
+}
+
+// Rows are block slots; columns are the block's cells, then ring cells [0, n_kv).
+void Drafter::Impl::fill_mask(std::size_t kind, const RingInterval & next, std::int32_t n_kv) {
+    const std::int32_t window = kind / 2 == 1 ? spec.sliding_window : std::numeric_limits<std::int32_t>::max();
+    const bool causal = kind % 2 == 1;
+    const auto n_columns = static_cast<std::size_t>(spec.block_size + n_kv);
+    mask.assign(static_cast<std::size_t>(spec.block_size) * n_columns, -std::numeric_limits<float>::infinity());
+    for (std::int32_t slot = 0; slot < spec.block_size; ++slot) {
+        const std::span row = std::span(mask).subspan(static_cast<std::size_t>(slot) * n_columns, n_columns);
+        for (std::int32_t other = 0; other < spec.block_size; ++other) {
+            if ((!causal || other <= slot) && std::abs(slot - other) < window) {
+                row[static_cast<std::size_t>(other)] = 0.0F;
+            }
+        }
+        const std::int32_t first_seen = std::max(0, next.end() + slot - window + 1);
+        for (const RingInterval::Run & run : next.runs()) {
+            const std::int32_t skip = std::clamp(first_seen - run.pos, 0, run.count);
+            const auto from = static_cast<std::size_t>(spec.block_size + run.cell + skip);
+            std::ranges::fill(row.subspan(from, static_cast<std::size_t>(run.count - skip)), 0.0F);
+        }
+    }
+}
+
+void Drafter::Impl::read_candidates(const DraftGraph & g, DraftCandidates & out) {
+    const TopkPlan & plan = g.topk_plan();
+    const auto k = static_cast<std::size_t>(plan.top_k);
+    const auto n = static_cast<std::size_t>(plan.n_rows) * k;
+    out.n_slots = plan.n_rows;
+    out.top_k = plan.top_k;
+    out.ids.resize(n);
+    out.log_probs.resize(n);
+    bool usable = true;
+    if (g.fused_topk()) {
+        parts.resize(static_cast<std::size_t>(ggml_nelements(g.topk_parts)));
+        ggml_backend_tensor_get(g.topk_parts, parts.data(), 0, parts.size() * sizeof(float));
+        usable = merge_topk_parts(plan, parts, out.ids, out.log_probs);
+    } else {
+        ggml_backend_tensor_get(g.topk_ids, out.ids.data(), 0, n * sizeof(std::int32_t));
+        ggml_backend_tensor_get(g.topk_log_probs, out.log_probs.data(), 0, n * sizeof(float));
+        usable = std::ranges::none_of(out.log_probs, [](float x) { return std::isnan(x); }) &&
+                 std::ranges::all_of(out.ids, [&](std::int32_t id) { return id >= 0 && id < plan.n_vocab; });
+        for (std::size_t row = 0; usable && row < n; row += k) {
+            sort_candidates(std::span(out.ids).subspan(row, k), std::span(out.log_probs).subspan(row, k));
+        }
+    }
+    if (!usable) {
+        throw Error(ErrorCode::decode_failed, "the drafter's probabilities are not numbers: its weights or the taps it "
+                                              "was given are damaged");
+    }
+    if (!weights.d2t.empty()) {
+        for (std::int32_t & id : out.ids) {
+            id = static_cast<std::int32_t>(weights.d2t[static_cast<std::size_t>(id)]);
+        }
+    }
+}
+
+Drafter::Drafter(const GgufFile & drafter_file, const GgufFile & target_file, const llama_model * target,
+                 const DrafterParams & params)
+    : impl_(std::make_unique<Impl>(drafter_file, target_file, target, params)) {}
+
+Drafter::~Drafter() = default;
+
+const DrafterSpec & Drafter::spec() const {
+    return impl_->spec;
+}
+
+DraftMemory Drafter::memory() const {
+    return {.weights = impl_->weights.bytes(), .context = *impl_->context_bytes, .compute = impl_->compute.total()};
+}
+
+std::int32_t Drafter::feature_size() const {
+    return static_cast<std::int32_t>(impl_->weights.fc->ne[0]);
+}
+
+void Drafter::set_n_threads(std::int32_t n_threads) {
+    DrafterParams changed = impl_->params;
+    changed.n_threads = n_threads;
+    impl_->params = checked_threads(changed);
+    impl_->device->set_n_threads(n_threads);
+}
+
+std::unique_ptr<DraftContext> Drafter::new_context() const {
+    return std::make_unique<RingContext>(impl_->layout, impl_->device, impl_->context_bytes);
+}
+
+void Drafter::inject(DraftContext & ctx, std::int32_t pos0, std::span<const float> taps) {
+    impl_->count_rows(taps, pos0);
+    impl_->inject_all(impl_->own(ctx), pos0, taps, 0);
+}
+
+void Drafter::draft(DraftContext & ctx, std::int32_t pos0, std::span<const float> taps, llama_token anchor,
+                    DraftCandidates & out) {
+    Impl & impl = *impl_;
+    RingContext & ring = impl.own(ctx);
+    impl.count_rows(taps, taps.empty() ? ring.end() : pos0);
+    const std::span anchor_row = std::span(impl.block_embd).first(static_cast<std::size_t>(impl.spec.n_embd));
+    impl.embeddings.read(anchor, anchor_row);
+    if (impl.spec.embedding_scale != 0.0F) {
+        std::ranges::for_each(anchor_row, [&](float & x) { x *= impl.spec.embedding_scale; });
+    }
+    const std::int32_t end_before = ring.end();
+    try {
+        impl.inject_all(ring, pos0, taps, impl.spec.block_size);
+        impl.run(ring, pos0, taps, &out);
+    } catch (...) {
+        ring.rewind(std::min(ring.end(), end_before));
+        throw;
+    }
+}
+
+DraftMemory Drafter::estimate(const GgufFile & drafter_file, const GgufFile & target_file, const DrafterParams & params,
+                              std::int32_t n_batch) {
+    const DrafterSpec spec = DrafterSpec::read(drafter_file);
+    const TargetSpec target_spec = TargetSpec::read(target_file);
+    require_pair(spec, target_spec);
+    DraftDevice device(checked_threads(params).device);
+    device.set_n_threads(params.n_threads);
+    DraftWeights weights(drafter_file, target_file, spec, device, nullptr);
+    const KvLayout layout = kv_layout(spec, weights, context_capacity(spec, params.n_ctx, target_spec.n_ctx_train));
+    DraftMemory memory{.weights = weights.bytes(), .context = layout.bytes()};
+    weights.pretend_loaded();
+    memory.compute = measure_compute(spec, weights, layout, device, params.top_k, nullptr).total();
+    memory.taps = static_cast<std::size_t>(weights.fc->ne[0]) * static_cast<std::size_t>(n_batch) * sizeof(float);
+    return memory;
+}
+
+}  // namespace dflash
