@@ -5,6 +5,7 @@ namespace dflash::bind {
 void require_one_libllama();
 void init_errors(nanobind::module_ & m);
 void init_tune(nanobind::module_ & m);
+void init_drafter(nanobind::module_ & m);
 void init_gguf(nanobind::module_ & m);
 }  // namespace dflash::bind
 
@@ -12,5 +13,6 @@ NB_MODULE(_native, m) {
     dflash::bind::require_one_libllama();
     dflash::bind::init_errors(m);
     dflash::bind::init_tune(m);
+    dflash::bind::init_drafter(m);
     dflash::bind::init_gguf(m);
 }

@@ -38,16 +38,30 @@ constexpr Symbol get_layer_inp_symbol{
     {"_Z30llama_get_embeddings_layer_inpP13llama_contextj", nullptr,
      "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z"}};
 
+// The libllama whose declared functions we call: the one to search, whatever else is mapped.
+void * library() {
+#ifdef _WIN32
+    return GetModuleHandleA("llama.dll");
+#else
+    Dl_info info{};
+    if (dladdr(reinterpret_cast<void *>(&llama_model_n_embd), &info) == 0) {
+        return RTLD_DEFAULT;
+    }
+    void * const handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    return handle != nullptr ? handle : RTLD_DEFAULT;
+#endif
+}
+
 void * find(const Symbol & symbol) {
+    static void * const handle = library();
     for (const char * name : symbol.mangled) {
         if (name == nullptr) {
             continue;
         }
 #ifdef _WIN32
-        const HMODULE module = GetModuleHandleA("llama.dll");
-        void * const address = module != nullptr ? reinterpret_cast<void *>(GetProcAddress(module, name)) : nullptr;
+        void * const address = reinterpret_cast<void *>(GetProcAddress(static_cast<HMODULE>(handle), name));
 #else
-        void * const address = dlsym(RTLD_DEFAULT, name);
+        void * const address = dlsym(handle, name);
 #endif
         if (address != nullptr) {
             return address;
