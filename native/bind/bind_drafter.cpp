@@ -51,8 +51,9 @@ ggml_backend_dev_t find_device(const std::string & name) {
     return device;
 }
 
-void construct(Drafter * self, const std::filesystem::path & drafter_path, const std::filesystem::path & target_path, std::uintptr_t model,
-               std::int32_t n_ctx, std::int32_t n_threads, std::int32_t top_k, const std::string & device) {
+void construct(Drafter * self, const std::filesystem::path & drafter_path, const std::filesystem::path & target_path,
+               std::uintptr_t model, std::int32_t n_ctx, std::int32_t n_threads, std::int32_t top_k,
+               const std::string & device) {
     if (model == 0) {
         throw Error(ErrorCode::invalid_argument, "model is 0, expected the address of a loaded llama_model", "model");
     }
@@ -83,12 +84,13 @@ nb::tuple propose(Drafter & drafter, std::int32_t pos0, const Taps & taps, llama
                           to_numpy(std::move(out.log_probs), out.n_slots, out.top_k));
 }
 
-nb::dict estimate_memory(const std::filesystem::path & drafter_path, const std::filesystem::path & target_path, std::int32_t n_ctx,
-                         std::int32_t n_batch) {
+nb::dict estimate_memory(const std::filesystem::path & drafter_path, const std::filesystem::path & target_path,
+                         std::int32_t n_ctx, std::int32_t n_batch) {
     DraftMemory memory;
     {
         const nb::gil_scoped_release release;
-        memory = Drafter::estimate(GgufFile::open(drafter_path), GgufFile::open(target_path), {.n_ctx = n_ctx}, n_batch);
+        memory =
+            Drafter::estimate(GgufFile::open(drafter_path), GgufFile::open(target_path), {.n_ctx = n_ctx}, n_batch);
     }
     return to_dict(memory);
 }

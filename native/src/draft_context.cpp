@@ -102,9 +102,7 @@ RingContext::RingContext(const KvLayout & layout, std::shared_ptr<const DraftDev
     *bytes_in_use_ += ggml_backend_buffer_get_size(cache_.buffer.get());
 }
 
-RingContext::~RingContext() {
-    *bytes_in_use_ -= ggml_backend_buffer_get_size(cache_.buffer.get());
-}
+RingContext::~RingContext() { *bytes_in_use_ -= ggml_backend_buffer_get_size(cache_.buffer.get()); }
 
 void RingContext::rewind(std::int32_t pos) {
     if (pos < 0) {
@@ -115,8 +113,12 @@ void RingContext::rewind(std::int32_t pos) {
 }
 
 std::vector<std::byte> RingContext::save() const {
-    const SavedHeader header{.fingerprint = layout_.fingerprint, .n_layer = layout_.n_layer,
-                             .n_embd_kv = layout_.n_embd_kv, .type = layout_.type, .begin = begin(), .end = end()};
+    const SavedHeader header{.fingerprint = layout_.fingerprint,
+                             .n_layer = layout_.n_layer,
+                             .n_embd_kv = layout_.n_embd_kv,
+                             .type = layout_.type,
+                             .begin = begin(),
+                             .end = end()};
     const std::size_t element = ggml_type_size(layout_.type);
     const auto n_embd = static_cast<std::size_t>(layout_.n_embd_kv);
     const auto n = static_cast<std::size_t>(interval_.size());
@@ -144,8 +146,10 @@ std::vector<std::byte> RingContext::save() const {
 
 void RingContext::restore(std::span<const std::byte> bytes) {
     SavedHeader header;
-    const SavedHeader expected{.fingerprint = layout_.fingerprint, .n_layer = layout_.n_layer,
-                               .n_embd_kv = layout_.n_embd_kv, .type = layout_.type};
+    const SavedHeader expected{.fingerprint = layout_.fingerprint,
+                               .n_layer = layout_.n_layer,
+                               .n_embd_kv = layout_.n_embd_kv,
+                               .type = layout_.type};
     if (bytes.size() < sizeof header) {
         refuse(std::to_string(bytes.size()) + " bytes are shorter than its header");
     }
@@ -159,8 +163,8 @@ void RingContext::restore(std::span<const std::byte> bytes) {
     }
     const std::int64_t size = static_cast<std::int64_t>(header.end) - header.begin;
     if (header.begin < 0 || size < 0 || size > capacity()) {
-        refuse("positions [" + std::to_string(header.begin) + ", " + std::to_string(header.end) +
-               ") do not fit into " + std::to_string(capacity()) + " cells");
+        refuse("positions [" + std::to_string(header.begin) + ", " + std::to_string(header.end) + ") do not fit into " +
+               std::to_string(capacity()) + " cells");
     }
     const std::size_t element = ggml_type_size(layout_.type);
     const auto n_embd = static_cast<std::size_t>(layout_.n_embd_kv);

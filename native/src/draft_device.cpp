@@ -17,7 +17,8 @@ ggml_backend_dev_t resolve(ggml_backend_dev_t device) {
     }
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu == nullptr) {
-        throw Error(ErrorCode::unsupported, "ggml has no CPU device: llama-cpp-python must be built with its CPU backend");
+        throw Error(ErrorCode::unsupported,
+                    "ggml has no CPU device: llama-cpp-python must be built with its CPU backend");
     }
     return cpu;
 }
@@ -55,22 +56,19 @@ bool is_weight_type(ggml_type type) {
 DraftDevice::DraftDevice(ggml_backend_dev_t device)
     : device_(resolve(device)), backend_(ggml_backend_dev_init(device_, nullptr)) {
     if (backend_ == nullptr) {
-        throw Error(ErrorCode::unsupported, std::string("no backend starts on device ") + ggml_backend_dev_name(device_));
+        throw Error(ErrorCode::unsupported,
+                    std::string("no backend starts on device ") + ggml_backend_dev_name(device_));
     }
 }
 
-bool DraftDevice::is_cpu() const {
-    return ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_CPU;
-}
+bool DraftDevice::is_cpu() const { return ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_CPU; }
 
 bool DraftDevice::keeps_graphs() const {
     const std::string_view name = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device_));
     return name != "SYCL" && name != "OpenCL";
 }
 
-ggml_backend_buffer_type_t DraftDevice::buffer_type() const {
-    return ggml_backend_dev_buffer_type(device_);
-}
+ggml_backend_buffer_type_t DraftDevice::buffer_type() const { return ggml_backend_dev_buffer_type(device_); }
 
 void DraftDevice::set_n_threads(std::int32_t n_threads) {
     n_threads_ = n_threads;

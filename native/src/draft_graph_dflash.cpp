@@ -29,8 +29,8 @@ DraftGraph::DraftGraph(const DrafterSpec & spec, const DraftWeights & weights, c
       use_fused_topk_(fused_topk) {
     topk_.top_k = top_k;
     const std::size_t n_nodes = weights.layers.size() * nodes_per_layer + nodes_besides;
-    ctx_.reset(ggml_init(
-        {n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
+    ctx_.reset(
+        ggml_init({n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
     graph_ = ggml_new_graph_custom(ctx_.get(), n_nodes, false);
     if (shape_.n_inject > 0) {
         build_inject();
@@ -52,16 +52,8 @@ ggml_tensor * DraftGraph::norm(ggml_tensor * x, ggml_tensor * weight) {
 
 ggml_tensor * DraftGraph::rope(ggml_tensor * x, ggml_tensor * pos) {
     const RopeSpec & r = spec_.rope;
-    return ggml_rope_ext(ctx_.get(), x, pos, weights_.rope_freqs, r.n_rot, GGML_ROPE_TYPE_NEOX, r.n_ctx_orig,
-                         r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
-}
-
-// [n_embd_kv, rows]; a layer without attn_v shares K: its V is the raw K under a norm without weights.
-ggml_tensor * DraftGraph::value(const DraftLayer & layer, ggml_tensor * x, ggml_tensor * raw_k) {
-    if (layer.attn_v != nullptr) {
-        return ggml_mul_mat(ctx_.get(), layer.attn_v, x);
-    }
-    return ggml_reshape_2d(ctx_.get(), ggml_rms_norm(ctx_.get(), raw_k, spec_.rms_eps), n_embd_kv_, x->ne[1]);
+    return ggml_rope_ext(ctx_.get(), x, pos, nullptr, r.n_rot, GGML_ROPE_TYPE_NEOX, r.n_ctx_orig, r.freq_base,
+                         r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
 }
 
 void DraftGraph::build_inject() {
@@ -76,15 +68,15 @@ void DraftGraph::build_inject() {
     ggml_tensor * const features = norm(ggml_mul_mat(ctx, weights_.fc, taps), weights_.enc_norm);
     for (std::size_t il = 0; il < weights_.layers.size(); ++il) {
         const DraftLayer & layer = weights_.layers[il];
-        ggml_tensor * const raw_k =
+        ggml_tensor * const v = ggml_mul_mat(ctx, layer.attn_v, features);
+        ggml_tensor * k =
             ggml_reshape_3d(ctx, ggml_mul_mat(ctx, layer.attn_k, features), spec_.head_dim, spec_.n_head_kv, n);
-        ggml_tensor * const v = value(layer, features, raw_k);
-        ggml_tensor * const k = rope(norm(raw_k, layer.attn_k_norm), inject_pos);
-        ggml_build_forward_expand(
-            graph_, ggml_set_rows(ctx, kv_.k[il], ggml_reshape_2d(ctx, k, n_embd_kv_, n), k_cells));
+        k = rope(norm(k, layer.attn_k_norm), inject_pos);
+        ggml_build_forward_expand(graph_,
+                                  ggml_set_rows(ctx, kv_.k[il], ggml_reshape_2d(ctx, k, n_embd_kv_, n), k_cells));
         ggml_tensor * const v_column = ggml_reshape_2d(ctx, kv_.v[il], 1, kv_.n_cells * n_embd_kv_);
-        ggml_build_forward_expand(
-            graph_, ggml_set_rows(ctx, v_column, ggml_reshape_2d(ctx, v, 1, n_embd_kv_ * n), v_cells));
+        ggml_build_forward_expand(graph_,
+                                  ggml_set_rows(ctx, v_column, ggml_reshape_2d(ctx, v, 1, n_embd_kv_ * n), v_cells));
     }
 }
 
@@ -113,14 +105,8 @@ void DraftGraph::build_block() {
             attn = ggml_view_2d(ctx, attn, spec_.n_embd, n_head_rows, attn->nb[1], skipped * attn->nb[1]);
             x = ggml_view_2d(ctx, x, spec_.n_embd, n_head_rows, x->nb[1], skipped * x->nb[1]);
         }
-        if (layer.attn_post_norm != nullptr) {
-            attn = norm(attn, layer.attn_post_norm);
-        }
         x = ggml_add(ctx, attn, x);
         x = ggml_add(ctx, feed_forward(layer, norm(x, layer.ffn_norm)), x);
-        if (layer.out_scale != nullptr) {
-            x = ggml_mul(ctx, x, layer.out_scale);
-        }
     }
     topk_ = TopkPlan::make(topk_.top_k, static_cast<std::int32_t>(weights_.head->ne[1]),
                            static_cast<std::int32_t>(n_head_rows - n_slots), static_cast<std::int32_t>(n_slots));
@@ -137,31 +123,26 @@ ggml_tensor * DraftGraph::attention(std::int32_t il, ggml_tensor * x) {
     const std::int64_t head_dim = spec_.head_dim;
 
     ggml_tensor * q = ggml_reshape_3d(ctx, ggml_mul_mat(ctx, layer.attn_q, x), head_dim, spec_.n_head, n_block);
-    ggml_tensor * const raw_k =
-        ggml_reshape_3d(ctx, ggml_mul_mat(ctx, layer.attn_k, x), head_dim, spec_.n_head_kv, n_block);
-    ggml_tensor * const v = value(layer, x, raw_k);
+    ggml_tensor * k = ggml_reshape_3d(ctx, ggml_mul_mat(ctx, layer.attn_k, x), head_dim, spec_.n_head_kv, n_block);
+    ggml_tensor * const v = ggml_mul_mat(ctx, layer.attn_v, x);
     q = rope(norm(q, layer.attn_q_norm), block_pos);
-    ggml_tensor * const k = rope(norm(raw_k, layer.attn_k_norm), block_pos);
+    k = rope(norm(k, layer.attn_k_norm), block_pos);
 
     // The block's own K/V goes to the cells before the ring, adjacent to it: one view serves the whole attention.
     ggml_build_forward_expand(graph_, ggml_cpy(ctx, ggml_reshape_2d(ctx, k, n_embd_kv_, n_block),
                                                ggml_view_2d(ctx, k_cache, n_embd_kv_, n_block, k_cache->nb[1], 0)));
     ggml_build_forward_expand(graph_, ggml_cpy(ctx, ggml_transpose(ctx, v),
                                                ggml_view_2d(ctx, v_cache, n_block, n_embd_kv_, v_cache->nb[1], 0)));
-    ggml_tensor * const k_seen =
-        ggml_view_3d(ctx, k_cache, head_dim, n_seen, spec_.n_head_kv, k_cache->nb[1],
-                     ggml_row_size(k_cache->type, head_dim), 0);
+    ggml_tensor * const k_seen = ggml_view_3d(ctx, k_cache, head_dim, n_seen, spec_.n_head_kv, k_cache->nb[1],
+                                              ggml_row_size(k_cache->type, head_dim), 0);
     ggml_tensor * const v_seen = ggml_view_3d(ctx, v_cache, n_seen, head_dim, spec_.n_head_kv, v_cache->nb[1],
                                               v_cache->nb[1] * static_cast<std::size_t>(head_dim), 0);
 
     ggml_tensor * scores = ggml_mul_mat(ctx, k_seen, ggml_permute(ctx, q, 0, 2, 1, 3));  // [n_seen, n_block, n_head]
     ggml_prec_set_acc(scores, GGML_PREC_F32);
-    const float scale = spec_.attention_scale != 0.0F ? spec_.attention_scale
-                                                      : 1.0F / std::sqrt(static_cast<float>(spec_.head_dim));
+    const float scale =
+        spec_.attention_scale != 0.0F ? spec_.attention_scale : 1.0F / std::sqrt(static_cast<float>(spec_.head_dim));
     scores = ggml_soft_max_ext(ctx, scores, masks[mask_kind(spec_, il)], scale, 0.0F);
-    if (layer.attn_sinks != nullptr) {
-        ggml_soft_max_add_sinks(scores, layer.attn_sinks);
-    }
     ggml_tensor * out = ggml_permute(ctx, ggml_mul_mat(ctx, v_seen, scores), 0, 2, 1, 3);
     out = ggml_mul_mat(ctx, layer.attn_output, ggml_cont_2d(ctx, out, head_dim * spec_.n_head, n_block));
     return spec_.value_scale != 0.0F ? ggml_scale(ctx, out, spec_.value_scale) : out;
@@ -171,10 +152,8 @@ ggml_tensor * DraftGraph::feed_forward(const DraftLayer & layer, ggml_tensor * x
     ggml_context * const ctx = ctx_.get();
     ggml_tensor * const gate = ggml_mul_mat(ctx, layer.ffn_gate, x);
     ggml_tensor * const up = ggml_mul_mat(ctx, layer.ffn_up, x);
-    ggml_tensor * const hidden =
-        spec_.ffn_gelu ? ggml_geglu_split(ctx, gate, up) : ggml_swiglu_split(ctx, gate, up);
-    ggml_tensor * const out = ggml_mul_mat(ctx, layer.ffn_down, hidden);
-    return layer.ffn_post_norm != nullptr ? norm(out, layer.ffn_post_norm) : out;
+    ggml_tensor * const hidden = spec_.ffn_gelu ? ggml_geglu_split(ctx, gate, up) : ggml_swiglu_split(ctx, gate, up);
+    return ggml_mul_mat(ctx, layer.ffn_down, hidden);
 }
 
 void DraftGraph::build_candidates(ggml_tensor * hidden) {

@@ -19,9 +19,7 @@ namespace {
 constexpr std::int32_t cell_bucket = 64;
 constexpr std::int32_t whole_rows = 16;  // from here on rows are injected in whole powers of two
 
-std::int32_t round_up(std::int32_t n, std::int32_t multiple) {
-    return (n + multiple - 1) / multiple * multiple;
-}
+std::int32_t round_up(std::int32_t n, std::int32_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 std::uint64_t fnv(std::uint64_t hash, const void * data, std::size_t size) {
     for (const std::byte byte : std::span(static_cast<const std::byte *>(data), size)) {
@@ -43,8 +41,9 @@ std::uint64_t fingerprint(const DrafterSpec & spec, const DraftWeights & weights
 void check_params(const DrafterParams & params, std::int64_t n_head_rows) {
     const auto refuse = [](const char * name, std::int64_t value, std::int64_t low, std::int64_t high) {
         if (value < low || value > high) {
-            throw Error(ErrorCode::invalid_argument, std::string(name) + " is " + std::to_string(value) + ", expected " +
-                                                         std::to_string(low) + " to " + std::to_string(high),
+            throw Error(ErrorCode::invalid_argument,
+                        std::string(name) + " is " + std::to_string(value) + ", expected " + std::to_string(low) +
+                            " to " + std::to_string(high),
                         name);
         }
     };
@@ -70,8 +69,12 @@ std::int32_t context_capacity(const DrafterSpec & spec, std::int32_t n_ctx, std:
 }
 
 KvLayout kv_layout(const DrafterSpec & spec, const DraftWeights & weights, std::int32_t capacity) {
-    return {.n_layer = spec.n_layer, .n_embd_kv = spec.head_dim * spec.n_head_kv, .block_size = spec.block_size,
-            .capacity = capacity, .type = weights.kv_type, .fingerprint = fingerprint(spec, weights)};
+    return {.n_layer = spec.n_layer,
+            .n_embd_kv = spec.head_dim * spec.n_head_kv,
+            .block_size = spec.block_size,
+            .capacity = capacity,
+            .type = weights.kv_type,
+            .fingerprint = fingerprint(spec, weights)};
 }
 
 std::int32_t kv_bucket(std::int32_t n_cells, std::int32_t capacity) {

@@ -128,8 +128,8 @@ void topk_parts_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
         const std::int32_t part = item % plan.n_parts;
         const auto begin = static_cast<std::int32_t>(static_cast<std::int64_t>(plan.n_vocab) * part / plan.n_parts);
         const auto end = static_cast<std::int32_t>(static_cast<std::int64_t>(plan.n_vocab) * (part + 1) / plan.n_parts);
-        const auto * const base = static_cast<const char *>(logits->data) +
-                                  static_cast<std::size_t>(plan.first_row + row) * logits->nb[1];
+        const auto * const base =
+            static_cast<const char *>(logits->data) + static_cast<std::size_t>(plan.first_row + row) * logits->nb[1];
         const std::span x(reinterpret_cast<const float *>(base) + begin, static_cast<std::size_t>(end - begin));
         float * const out = static_cast<float *>(dst->data) + static_cast<std::ptrdiff_t>(item) * plan.part_size();
         out[0] = maximum(x);
@@ -144,9 +144,7 @@ struct Candidate {
     std::int32_t id;
 };
 
-bool better(const Candidate & a, const Candidate & b) {
-    return a.value != b.value ? a.value > b.value : a.id < b.id;
-}
+bool better(const Candidate & a, const Candidate & b) { return a.value != b.value ? a.value > b.value : a.id < b.id; }
 
 }  // namespace
 
@@ -155,8 +153,8 @@ TopkPlan TopkPlan::make(std::int32_t top_k, std::int32_t n_vocab, std::int32_t f
 }
 
 ggml_tensor * build_topk_parts(ggml_context * ctx, ggml_tensor * logits, TopkPlan & plan) {
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, plan.part_size(), plan.n_parts, plan.n_rows, 1, &logits, 1,
-                          topk_parts_op, GGML_N_TASKS_MAX, &plan);
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, plan.part_size(), plan.n_parts, plan.n_rows, 1, &logits, 1, topk_parts_op,
+                          GGML_N_TASKS_MAX, &plan);
 }
 
 bool merge_topk_parts(const TopkPlan & plan, std::span<const float> parts, std::span<std::int32_t> ids,

@@ -24,10 +24,11 @@ namespace {
 
 constexpr std::size_t max_cached_graphs = 16;  // per context
 
-void require_pair(const DrafterSpec & drafter, const TargetSpec & target) {
-    const std::vector<PairMismatch> mismatches = check_pair(drafter, target);
+std::pair<DrafterSpec, TargetSpec> read_fitting_pair(const GgufFile & drafter_file, const GgufFile & target_file) {
+    std::pair<DrafterSpec, TargetSpec> pair = read_pair(drafter_file, target_file);
+    const std::vector<PairMismatch> mismatches = check_pair(pair.first, pair.second);
     if (mismatches.empty()) {
-        return;
+        return pair;
     }
     std::string message = "the drafter does not fit the target:";
     for (const PairMismatch & m : mismatches) {
@@ -65,19 +66,19 @@ struct Drafter::Impl {
     void read_candidates(const DraftGraph & graph, DraftCandidates & out);
 
     DrafterParams params;
-    DrafterSpec spec;
-    TargetSpec target_spec;
+    std::pair<DrafterSpec, TargetSpec> pair;
+    const DrafterSpec & spec = pair.first;
     std::shared_ptr<DraftDevice> device;
     DraftWeights weights;
     EmbeddingRows embeddings;
     KvLayout layout;
     ComputeSize compute;
     std::shared_ptr<std::atomic<std::size_t>> context_bytes = std::make_shared<std::atomic<std::size_t>>(0);
-    ggml_gallocr_ptr arena;               // one compute buffer for all graphs
-    std::uint64_t arena_generation = 0;   // grows when the buffer moves: older graphs point into nowhere
+    ggml_gallocr_ptr arena;              // one compute buffer for all graphs
+    std::uint64_t arena_generation = 0;  // grows when the buffer moves: older graphs point into nowhere
 
     // Host sides of the inputs.
-    std::vector<float> block_embd;        // [block_size x n_embd]; all but the anchor's row stay
+    std::vector<float> block_embd;  // [block_size x n_embd]; all but the anchor's row stay
     std::vector<std::int32_t> positions;
     std::vector<std::int64_t> cells;
     std::vector<float> mask;
@@ -87,15 +88,14 @@ struct Drafter::Impl {
 Drafter::Impl::Impl(const GgufFile & drafter_file, const GgufFile & target_file, const llama_model * target,
                     const DrafterParams & drafter_params)
     : params(checked_threads(drafter_params)),
-      spec(DrafterSpec::read(drafter_file)),
-      target_spec((TargetSpec::read(target_file))),
+      pair(read_fitting_pair(drafter_file, target_file)),
       device(std::make_shared<DraftDevice>(params.device)),
-      weights((require_pair(spec, target_spec), drafter_file), target_file, spec, *device, target),
+      weights(drafter_file, target_file, spec, *device, target),
       embeddings(GgufFile::open(spec.has_own_embd ? drafter_file.path() : target_file.path()), spec.n_embd) {
     check_params(params, weights.head->ne[1]);
     device->set_n_threads(params.n_threads);
     weights.load();
-    layout = kv_layout(spec, weights, context_capacity(spec, params.n_ctx, target_spec.n_ctx_train));
+    layout = kv_layout(spec, weights, context_capacity(spec, params.n_ctx, pair.second.n_ctx_train));
     arena.reset(ggml_gallocr_new(device->buffer_type()));
     compute = measure_compute(spec, weights, layout, *device, params.top_k, arena.get());
 
@@ -123,14 +123,18 @@ RingContext & Drafter::Impl::own(DraftContext & ctx) const {
 std::int32_t Drafter::Impl::count_rows(std::span<const float> taps, std::int32_t pos0) const {
     const auto row = static_cast<std::size_t>(weights.fc->ne[0]);
     if (taps.size() % row != 0) {
-        throw Error(ErrorCode::invalid_argument, "taps hold " + std::to_string(taps.size()) +
-                                                     " floats, expected a multiple of " + std::to_string(row), "taps");
+        throw Error(
+            ErrorCode::invalid_argument,
+            "taps hold " + std::to_string(taps.size()) + " floats, expected a multiple of " + std::to_string(row),
+            "taps");
     }
     const std::size_t n = taps.size() / row;
     const auto n_positions = static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max() - spec.block_size);
     if (pos0 < 0 || n > n_positions - std::min(n_positions, static_cast<std::size_t>(pos0))) {
-        throw Error(ErrorCode::invalid_argument, std::to_string(n) + " rows at position " + std::to_string(pos0) +
-                                                     " are outside 0.." + std::to_string(n_positions), "pos0");
+        throw Error(ErrorCode::invalid_argument,
+                    std::to_string(n) + " rows at position " + std::to_string(pos0) + " are outside 0.." +
+                        std::to_string(n_positions),
+                    "pos0");
     }
     return static_cast<std::int32_t>(n);
 }
@@ -175,9 +179,10 @@ DraftGraph & Drafter::Impl::graph(RingContext & ring, const DraftShape & shape) 
     for (int i = 0; i < ggml_graph_n_nodes(made->graph()); ++i) {
         const ggml_tensor * const node = ggml_graph_node(made->graph(), i);
         if (!ggml_backend_dev_supports_op(device->device(), node)) {
-            throw Error(ErrorCode::unsupported, std::string(ggml_backend_dev_name(device->device())) +
-                                                    " does not support the operation " + ggml_op_desc(node) +
-                                                    " of the draft graph: run the drafter on the CPU", "device");
+            throw Error(ErrorCode::unsupported,
+                        std::string(ggml_backend_dev_name(device->device())) + " does not support the operation " +
+                            ggml_op_desc(node) + " of the draft graph: run the drafter on the CPU",
+                        "device");
         }
     }
     made->arena_generation = arena_generation;
@@ -301,8 +306,9 @@ void Drafter::Impl::read_candidates(const DraftGraph & g, DraftCandidates & out)
         }
     }
     if (!usable) {
-        throw Error(ErrorCode::decode_failed, "the drafter's probabilities are not numbers: its weights or the taps it "
-                                              "was given are damaged");
+        throw Error(ErrorCode::decode_failed,
+                    "the drafter's probabilities are not numbers: its weights or the taps it "
+                    "was given are damaged");
     }
     if (!weights.d2t.empty()) {
         for (std::int32_t & id : out.ids) {
@@ -317,17 +323,13 @@ Drafter::Drafter(const GgufFile & drafter_file, const GgufFile & target_file, co
 
 Drafter::~Drafter() = default;
 
-const DrafterSpec & Drafter::spec() const {
-    return impl_->spec;
-}
+const DrafterSpec & Drafter::spec() const { return impl_->spec; }
 
 DraftMemory Drafter::memory() const {
     return {.weights = impl_->weights.bytes(), .context = *impl_->context_bytes, .compute = impl_->compute.total()};
 }
 
-std::int32_t Drafter::feature_size() const {
-    return static_cast<std::int32_t>(impl_->weights.fc->ne[0]);
-}
+std::int32_t Drafter::feature_size() const { return static_cast<std::int32_t>(impl_->weights.fc->ne[0]); }
 
 void Drafter::set_n_threads(std::int32_t n_threads) {
     DrafterParams changed = impl_->params;
@@ -367,9 +369,7 @@ void Drafter::draft(DraftContext & ctx, std::int32_t pos0, std::span<const float
 
 DraftMemory Drafter::estimate(const GgufFile & drafter_file, const GgufFile & target_file, const DrafterParams & params,
                               std::int32_t n_batch) {
-    const DrafterSpec spec = DrafterSpec::read(drafter_file);
-    const TargetSpec target_spec = TargetSpec::read(target_file);
-    require_pair(spec, target_spec);
+    const auto [spec, target_spec] = read_fitting_pair(drafter_file, target_file);
     DraftDevice device(checked_threads(params).device);
     device.set_n_threads(params.n_threads);
     DraftWeights weights(drafter_file, target_file, spec, device, nullptr);

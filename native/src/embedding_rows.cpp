@@ -26,9 +26,7 @@ EmbeddingRows::EmbeddingRows(GgufFile file, std::int32_t n_embd)
     row_.resize(ggml_row_size(tensor_->type, tensor_->ne[0]));
 }
 
-std::int64_t EmbeddingRows::n_rows() const {
-    return tensor_->ne[1];
-}
+std::int64_t EmbeddingRows::n_rows() const { return tensor_->ne[1]; }
 
 void EmbeddingRows::read(std::int64_t id, std::span<float> dst) {
     if (id < 0 || id >= n_rows() || dst.size() != static_cast<std::size_t>(tensor_->ne[0])) {

@@ -29,14 +29,12 @@ constexpr Symbol tensor_map_symbol{
      "?llama_internal_get_tensor_map@@YAAEBV?$vector@U?$pair@V?$basic_string@DU?$char_traits@D@std@@V?$allocator@D@2@@"
      "std@@PEAUggml_tensor@@@std@@V?$allocator@U?$pair@V?$basic_string@DU?$char_traits@D@std@@V?$allocator@D@2@@std@@"
      "PEAUggml_tensor@@@std@@@2@@std@@PEBUllama_model@@@Z"}};
-constexpr Symbol set_layer_inp_symbol{
-    "llama_set_embeddings_layer_inp",
-    {"_Z30llama_set_embeddings_layer_inpP13llama_contextjb", nullptr,
-     "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z"}};
-constexpr Symbol get_layer_inp_symbol{
-    "llama_get_embeddings_layer_inp",
-    {"_Z30llama_get_embeddings_layer_inpP13llama_contextj", nullptr,
-     "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z"}};
+constexpr Symbol set_layer_inp_symbol{"llama_set_embeddings_layer_inp",
+                                      {"_Z30llama_set_embeddings_layer_inpP13llama_contextjb", nullptr,
+                                       "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z"}};
+constexpr Symbol get_layer_inp_symbol{"llama_get_embeddings_layer_inp",
+                                      {"_Z30llama_get_embeddings_layer_inpP13llama_contextj", nullptr,
+                                       "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z"}};
 
 // The libllama whose declared functions we call: the one to search, whatever else is mapped.
 void * library() {
@@ -95,7 +93,7 @@ std::vector<std::string> missing() {
 }
 
 const TensorMap & model_tensors(const llama_model * model) {
-    using Function = const TensorMap & (*) (const llama_model *);
+    using Function = const TensorMap & (*)(const llama_model *);
     static const auto function = require<Function>(tensor_map_symbol);
     return function(model);
 }
@@ -107,7 +105,7 @@ void set_embeddings_layer_inp(llama_context * ctx, std::uint32_t layer, bool ena
 }
 
 const float * get_embeddings_layer_inp(llama_context * ctx, std::uint32_t layer) {
-    using Function = float * (*) (llama_context *, std::uint32_t);
+    using Function = float * (*)(llama_context *, std::uint32_t);
     static const auto function = require<Function>(get_layer_inp_symbol);
     return function(ctx, layer);
 }

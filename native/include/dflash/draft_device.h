@@ -21,14 +21,16 @@ class DraftDevice {
     void set_n_threads(std::int32_t n_threads);  // no effect on devices that have no such setting
     [[nodiscard]] std::int32_t n_threads() const { return n_threads_; }
 
-    /// Best buffer type for a matrix [ne0 x ne1] that MUL_MAT reads (repacking ones first), null where the device has none.
-    [[nodiscard]] ggml_backend_buffer_type_t weight_buffer_type(ggml_type type, std::int64_t ne0, std::int64_t ne1) const;
+    /// Best buffer type for a matrix [ne0 x ne1] that MUL_MAT reads (repacking ones first), null where the device has
+    /// none.
+    [[nodiscard]] ggml_backend_buffer_type_t weight_buffer_type(ggml_type type, std::int64_t ne0,
+                                                                std::int64_t ne1) const;
 
     /// Can this loaded tensor, wherever it lies, be MUL_MAT's weight here?
     [[nodiscard]] bool can_multiply(const ggml_tensor * weight) const;
 
-    /// Do tensors of one graph stay usable when another graph is allocated in the same buffer? Not where the backend frees
-    /// its side data of a buffer at every allocation.
+    /// Do tensors of one graph stay usable when another graph is allocated in the same buffer? Not where the backend
+    /// frees its side data of a buffer at every allocation.
     [[nodiscard]] bool keeps_graphs() const;
 
   private:

@@ -49,15 +49,16 @@ class DraftGraph {
     [[nodiscard]] bool fused_topk() const { return topk_parts != nullptr; }
 
     // Inputs, null where the shape has none.
-    ggml_tensor * taps = nullptr;        // F32 [feature_size, n_inject]
-    ggml_tensor * inject_pos = nullptr;  // I32 [n_inject]
-    ggml_tensor * k_cells = nullptr;     // I64 [n_inject]
-    ggml_tensor * v_cells = nullptr;     // I64 [n_inject * n_embd_kv], element of V as one column
-    ggml_tensor * block_embd = nullptr;  // F32 [n_embd, block_size]
-    ggml_tensor * block_pos = nullptr;   // I32 [block_size]
+    ggml_tensor * taps = nullptr;                     // F32 [feature_size, n_inject]
+    ggml_tensor * inject_pos = nullptr;               // I32 [n_inject]
+    ggml_tensor * k_cells = nullptr;                  // I64 [n_inject]
+    ggml_tensor * v_cells = nullptr;                  // I64 [n_inject * n_embd_kv], element of V as one column
+    ggml_tensor * block_embd = nullptr;               // F32 [n_embd, block_size]
+    ggml_tensor * block_pos = nullptr;                // I32 [block_size]
     std::array<ggml_tensor *, n_mask_kinds> masks{};  // F32 [block_size + n_kv, block_size]
 
-    // Outputs: either the parts of the fused operation, or ids I32 and log-probabilities F32 [top_k, n_slots], unordered.
+    // Outputs: either the parts of the fused operation, or ids I32 and log-probabilities F32 [top_k, n_slots],
+    // unordered.
     ggml_tensor * topk_parts = nullptr;
     ggml_tensor * topk_ids = nullptr;
     ggml_tensor * topk_log_probs = nullptr;
@@ -68,7 +69,6 @@ class DraftGraph {
     [[nodiscard]] ggml_tensor * input(ggml_type type, std::int64_t ne0, std::int64_t ne1 = 1);
     [[nodiscard]] ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight);
     [[nodiscard]] ggml_tensor * rope(ggml_tensor * x, ggml_tensor * pos);
-    [[nodiscard]] ggml_tensor * value(const DraftLayer & layer, ggml_tensor * x, ggml_tensor * raw_k);
     void build_inject();
     void build_block();
     [[nodiscard]] ggml_tensor * attention(std::int32_t il, ggml_tensor * x);

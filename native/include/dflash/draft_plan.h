@@ -13,7 +13,7 @@ namespace dflash {
 
 constexpr std::int32_t max_inject_rows = 128;  // of one graph
 constexpr std::int32_t max_top_k = 64;
-constexpr std::int32_t max_threads = 512;      // ggml's GGML_MAX_N_THREADS
+constexpr std::int32_t max_threads = 512;  // ggml's GGML_MAX_N_THREADS
 
 /// Throws Error(invalid_argument) naming the parameter; top_k is checked against the head's rows.
 void check_params(const DrafterParams & params, std::int64_t n_head_rows);
@@ -40,7 +40,8 @@ struct ComputeSize {
 
 /// Measures with tensors that are loaded, or pretend to be. `arena`: reserved for these graphs where not null; throws
 /// Error(out_of_memory) where that fails.
-[[nodiscard]] ComputeSize measure_compute(const DrafterSpec & spec, const DraftWeights & weights, const KvLayout & layout,
-                                          const DraftDevice & device, std::int32_t top_k, ggml_gallocr_t arena);
+[[nodiscard]] ComputeSize measure_compute(const DrafterSpec & spec, const DraftWeights & weights,
+                                          const KvLayout & layout, const DraftDevice & device, std::int32_t top_k,
+                                          ggml_gallocr_t arena);
 
 }  // namespace dflash

@@ -7,9 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -19,23 +17,19 @@
 
 namespace dflash {
 
-/// Matrices are [n_in, n_out] in ggml order; vectors are F32. Null where the drafter has none.
+/// Matrices are [n_in, n_out] in ggml order; norms are F32.
 struct DraftLayer {
     ggml_tensor * attn_norm = nullptr;
     ggml_tensor * attn_q = nullptr;
     ggml_tensor * attn_k = nullptr;
-    ggml_tensor * attn_v = nullptr;  // null: V is the normed raw K
+    ggml_tensor * attn_v = nullptr;
     ggml_tensor * attn_output = nullptr;
     ggml_tensor * attn_q_norm = nullptr;
     ggml_tensor * attn_k_norm = nullptr;
-    ggml_tensor * attn_sinks = nullptr;
-    ggml_tensor * attn_post_norm = nullptr;
     ggml_tensor * ffn_norm = nullptr;
     ggml_tensor * ffn_gate = nullptr;
     ggml_tensor * ffn_up = nullptr;
     ggml_tensor * ffn_down = nullptr;
-    ggml_tensor * ffn_post_norm = nullptr;
-    ggml_tensor * out_scale = nullptr;
 };
 
 enum class HeadSource : std::uint8_t {
@@ -46,8 +40,8 @@ enum class HeadSource : std::uint8_t {
 
 class DraftWeights {
   public:
-    /// Declares all tensors. `target` null: a head that belongs to the target counts as borrowed (for estimates).
-    /// Throws Error(incompatible_drafter, tensor) on tensors that are missing, of another shape, or unknown.
+    /// Declares all tensors of a checked spec. `target` null: a head that belongs to the target counts as borrowed (for
+    /// estimates). Throws Error(unsupported, tensor) where the device cannot multiply with a tensor's type.
     DraftWeights(const GgufFile & drafter_file, const GgufFile & target_file, const DrafterSpec & spec,
                  const DraftDevice & device, const llama_model * target);
 
@@ -62,11 +56,10 @@ class DraftWeights {
     ggml_tensor * fc = nullptr;
     ggml_tensor * enc_norm = nullptr;
     ggml_tensor * output_norm = nullptr;
-    ggml_tensor * rope_freqs = nullptr;
     ggml_tensor * head = nullptr;
     HeadSource head_source = HeadSource::drafter;
     std::vector<DraftLayer> layers;
-    std::vector<std::int64_t> d2t;  // head row -> target token id; empty: the same
+    std::vector<std::int64_t> d2t;      // head row -> target token id; empty: the same
     ggml_type kv_type = GGML_TYPE_F16;  // F32 when the drafter's own matrices are
     std::uint64_t sample_hash = 0;      // of the first bytes of fc.weight: tells drafters of one shape apart
 
@@ -81,15 +74,11 @@ class DraftWeights {
         ggml_backend_buffer_ptr buffer;
     };
 
-    ggml_tensor * declare(const GgufFile & file, const GgufTensor & entry, ggml_backend_buffer_type_t buft,
-                          ggml_type type, std::initializer_list<std::int64_t> shape);
-    ggml_tensor * matrix(const std::string & name, std::int64_t n_in, std::int64_t n_out, bool required = true);
-    ggml_tensor * vector(const std::string & name, std::int64_t n, bool required = true);
-    const GgufTensor * entry(const std::string & name, bool required);
+    ggml_tensor * declare(const GgufFile & file, const std::string & name, ggml_backend_buffer_type_t buft);
+    ggml_tensor * matrix(const GgufFile & file, const std::string & name);
+    ggml_tensor * norm(const std::string & name);
+    void declare_layers(std::int32_t n_layer);
     void declare_head(const GgufFile & target_file, const DrafterSpec & spec, const llama_model * target);
-    void declare_layers(const DrafterSpec & spec);
-    void read_d2t(std::int64_t n_head_rows, std::int64_t n_target_rows);
-    void refuse_unknown() const;
     void read(const Source & source) const;
 
     const GgufFile & drafter_file_;  // used while declaring and loading only
@@ -98,7 +87,6 @@ class DraftWeights {
     std::map<ggml_backend_buffer_type_t, Group> groups_;
     ggml_context_ptr dummy_head_ctx_;
     std::vector<Source> sources_;
-    std::set<std::string> known_;
 };
 
 }  // namespace dflash

@@ -1,4 +1,5 @@
-// Entry points that libllama exports without declaring them in llama.h, looked up at run time. Not for ggml's public API.
+// Entry points that libllama exports without declaring them in llama.h, looked up at run time. Not for ggml's public
+// API.
 #pragma once
 
 #include <ggml.h>
