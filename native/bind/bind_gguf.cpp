@@ -35,6 +35,7 @@ struct Inspection {
     std::string kind;
     std::string family;
     std::string problem;
+    std::string problem_field;
     std::optional<TargetSpec> target;
     std::optional<DrafterSpec> drafter;
 };
@@ -64,6 +65,7 @@ Inspection inspect_file(const std::filesystem::path & path) {
             out.kind = "other";
         }
         out.problem = error.what();
+        out.problem_field = error.field();
     }
     return out;
 }
@@ -79,6 +81,7 @@ nb::dict to_dict(const Inspection & in) {
     out["tensor_types"] = in.tensor_types;
     out["tensor_bytes"] = in.tensor_bytes;
     out["problem"] = in.problem;
+    out["problem_field"] = in.problem_field;
     const auto set = [&](const char * key, std::optional<std::int32_t> value) {
         out[key] = value ? nb::object(nb::int_(*value)) : nb::none();
     };

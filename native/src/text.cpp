@@ -33,13 +33,22 @@ std::size_t utf8_length(std::string_view text) {
     return overlong || surrogate || too_large ? 0 : n;
 }
 
-/// C0, DEL, and C1 (two bytes in UTF-8), which terminals act upon.
+/// C0, DEL, C1, line separators and marks that reverse the direction of text: terminals act upon them.
 bool is_control(std::string_view sequence) {
-    const auto lead = static_cast<std::uint8_t>(sequence[0]);
-    if (sequence.size() == 1) {
-        return lead < 0x20 || lead == 0x7F;
+    const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(sequence[i]); };
+    switch (sequence.size()) {
+        case 1: return byte(0) < 0x20 || byte(0) == 0x7F;
+        case 2: return byte(0) == 0xC2 && byte(1) < 0xA0;
+        case 3: {
+            if (byte(0) != 0xE2) {
+                return false;
+            }
+            const bool mark =
+                byte(1) == 0x80 && (byte(2) == 0x8E || byte(2) == 0x8F || (byte(2) >= 0xA8 && byte(2) <= 0xAE));
+            return mark || (byte(1) == 0x81 && byte(2) >= 0xA6 && byte(2) <= 0xA9);
+        }
+        default: return false;
     }
-    return lead == 0xC2 && static_cast<std::uint8_t>(sequence[1]) < 0xA0;
 }
 
 }  // namespace

@@ -349,5 +349,8 @@ TEST_CASE("text: control characters and broken UTF-8 are escaped") {
     CHECK(printable("\xC2\x9B") == "\\xc2\\x9b");                               // C1
     CHECK(printable("\xC0\xAF \xED\xA0\x80") == "\\xc0\\xaf \\xed\\xa0\\x80");  // overlong, surrogate
     CHECK(printable("\xE2\x82") == "\\xe2\\x82");
+    CHECK(printable("\xE2\x80\xAE"
+                    "x") == "\\xe2\\x80\\xaex");         // right-to-left override
+    CHECK(printable("\xE2\x80\x9C") == "\xE2\x80\x9C");  // a quotation mark
     CHECK(printable("abcdef", 3) == "abc...");
 }

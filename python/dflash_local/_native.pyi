@@ -51,9 +51,9 @@ def inspect(path: str) -> dict[str, Any]:
 
     Keys: path, size (bytes, split parts included), kind ("target" | "drafter" | "other"), architecture, name, n_layer,
     n_embd, n_vocab, n_tensors, tensor_types {name: count}, tensor_bytes {name: bytes}, problem ("" or why it cannot run
-    here). For a target also n_ctx_train; for a drafter family, block_size, tap_inputs, mask_token_id, sliding_window,
-    layer_sliding, layer_causal, own_head, own_embeddings, n_vocab_head. Numbers are None and lists empty where there is
-    a problem. Strings of the file are printable. Raises ModelLoadError.
+    here) and problem_field. For a target also n_ctx_train; for a drafter family, block_size, tap_inputs, mask_token_id,
+    sliding_window, layer_sliding, layer_causal, own_head, own_embeddings, n_vocab_head. Numbers are None and lists
+    empty where there is a problem. Strings of the file are printable. Raises ModelLoadError.
     """
 
 def check_pair(drafter_path: str, target_path: str) -> list[PairMismatch]:

@@ -54,7 +54,7 @@ def _drafter_info(drafter: Path, target: Path) -> Mapping[str, Any]:
             "general.architecture",
         )
     if info["problem"]:
-        raise IncompatibleDrafter(f"drafter {drafter.name} cannot run here: {info['problem']}", "problem")
+        raise IncompatibleDrafter(info["problem"], info["problem_field"])
     mismatches = native.check_pair(str(drafter), str(target))
     if mismatches:
         raise IncompatibleDrafter(
@@ -64,7 +64,8 @@ def _drafter_info(drafter: Path, target: Path) -> Mapping[str, Any]:
 
 
 def check_target(path: Path) -> Mapping[str, Any]:
-    """What a target says of itself. Raises ModelLoadError where the file is a drafter or no language model."""
+    """What a target says of itself. Raises ModelLoadError where the file is a drafter, no language model, or one
+    on which llama.cpp would abort."""
     info = native.inspect(str(path))
     if info["kind"] == "drafter":
         raise ModelLoadError(
@@ -75,6 +76,8 @@ def check_target(path: Path) -> Mapping[str, Any]:
         raise ModelLoadError(
             f"{path} is no language model: its general.architecture is {info['architecture']}", "general.architecture"
         )
+    if info["problem"]:
+        raise ModelLoadError(info["problem"], info["problem_field"])
     return info
 
 
