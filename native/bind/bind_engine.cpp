@@ -1,0 +1,211 @@
+// Binds dflash::Engine; every long call runs without the GIL and still notices Ctrl-C.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dflash/engine.h"
+#include "dflash/error.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace dflash::bind {
+
+nb::dict memory_dict(const DraftMemory & memory);
+
+namespace {
+
+TapMode tap_mode_of(const std::string & name) {
+    if (name == "auto") {
+        return TapMode::automatic;
+    }
+    if (name == "callback") {
+        return TapMode::callback;
+    }
+    if (name == "layer_input") {
+        return TapMode::layer_input;
+    }
+    throw Error(ErrorCode::invalid_argument, "tap_mode is auto, callback or layer_input, not \"" + name + "\"", "tap_mode");
+}
+
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> copy_array(std::span<const T> values) {
+    auto owner = std::make_unique<T[]>(std::max<std::size_t>(1, values.size()));
+    std::ranges::copy(values, owner.get());
+    T * data = owner.release();
+    const nb::capsule capsule(data, [](void * p) noexcept { delete[] static_cast<T *>(p); });
+    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {values.size()}, capsule);
+}
+
+/// Runs `work` without the GIL; a pending KeyboardInterrupt, seen by the engine's poll, wins over Cancelled.
+template <typename Work>
+auto without_gil(Work && work) {
+    try {
+        const nb::gil_scoped_release release;
+        return work();
+    } catch (const Error & error) {
+        if (error.code() == ErrorCode::cancelled && PyErr_Occurred() != nullptr) {
+            throw nb::python_error();
+        }
+        throw;
+    }
+}
+
+/// Engine behind a handle that can be closed.
+class EngineHandle {
+  public:
+    EngineHandle(std::uintptr_t model, std::uintptr_t params, std::shared_ptr<Drafter> drafter, const std::string & tap_mode) {
+        if (model == 0 || params == 0) {
+            throw Error(ErrorCode::invalid_argument, "model and context_params must be addresses of llama.cpp objects");
+        }
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): addresses cross from ctypes
+        auto * llama = reinterpret_cast<llama_model *>(model);
+        // NOLINTNEXTLINE(performance-no-int-to-ptr)
+        const auto & context_params = *reinterpret_cast<const llama_context_params *>(params);
+        const TapMode mode = tap_mode_of(tap_mode);
+        const nb::gil_scoped_release release;
+        engine_ = std::make_unique<Engine>(llama, context_params, std::move(drafter), mode);
+        engine_->target().set_interrupt_poll([] {
+            const nb::gil_scoped_acquire acquire;
+            return PyErr_CheckSignals() != 0;
+        });
+    }
+
+    Engine & get() const {
+        if (!engine_) {
+            throw Error(ErrorCode::invalid_argument, "the engine is closed");
+        }
+        return *engine_;
+    }
+    void close() { engine_.reset(); }
+    [[nodiscard]] bool closed() const { return engine_ == nullptr; }
+
+  private:
+    std::unique_ptr<Engine> engine_;
+};
+
+llama_sampler * sampler_of(std::uintptr_t address) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the sampler chain was made through ctypes
+    return reinterpret_cast<llama_sampler *>(address);
+}
+
+std::vector<llama_token> run_round(EngineHandle & handle, std::uintptr_t sampler, std::int32_t draft_rows,
+                                   std::int64_t max_emit, const std::optional<nb::callable> & on_sample) {
+    RoundOptions options;
+    options.draft_rows = draft_rows;
+    options.max_emit = static_cast<std::int32_t>(std::clamp<std::int64_t>(max_emit, 0, INT32_MAX));
+    if (on_sample) {
+        options.on_sample = [&] {
+            const nb::gil_scoped_acquire acquire;
+            (*on_sample)();
+        };
+    }
+    return without_gil([&] { return handle.get().round(sampler_of(sampler), options); });
+}
+
+nb::dict stats_dict(const Engine & engine) {
+    const RunStats stats = engine.session().stats();
+    nb::dict out;
+    out["prompt_n"] = stats.prompt_n;
+    out["reused_n"] = stats.reused_n;
+    out["prompt_ms"] = stats.prompt_ms;
+    out["predicted_n"] = stats.predicted_n;
+    out["predicted_ms"] = stats.predicted_ms;
+    out["draft_rounds"] = stats.draft_rounds;
+    out["plain_rounds"] = stats.plain_rounds;
+    out["draft_n"] = stats.draft_n;
+    out["draft_n_accepted"] = stats.draft_n_accepted;
+    out["accepted_per_slot"] = stats.accepted_per_slot;
+    out["plain_round_ms"] = stats.plain_round_ms;
+    out["draft_round_ms"] = stats.draft_round_ms;
+    out["target_ms"] = stats.sums.target;
+    out["draft_ms"] = stats.sums.draft;
+    out["sample_ms"] = stats.sums.sample;
+    out["other_ms"] = stats.sums.total - stats.sums.target - stats.sums.draft - stats.sums.sample;
+    const auto & context = engine.session().draft_context;
+    out["draft_context"] = context ? context->end() - context->begin() : 0;
+    out["declined"] = engine.declined();
+    return out;
+}
+
+nb::list round_list(const Engine & engine) {
+    nb::list out;
+    for (const DecodeRecord & record : engine.session().records()) {
+        if (record.current_run && record.n_emitted > 0) {
+            out.append(nb::make_tuple(record.kind == RoundKind::draft ? record.n_rows : 1, record.n_emitted));
+        }
+    }
+    return out;
+}
+
+nb::dict replay_dict(EngineHandle & handle, std::uintptr_t sampler) {
+    const ReplayResult result = without_gil([&] { return handle.get().replay(sampler_of(sampler)); });
+    nb::dict out;
+    out["tokens"] = result.tokens;
+    out["exact"] = result.exact;
+    out["first_mismatch"] = result.first_mismatch;
+    return out;
+}
+
+std::string tap_mode_name(const EngineHandle & handle) {
+    if (!handle.get().has_drafter()) {
+        return {};
+    }
+    return handle.get().target().tap_mode() == TapMode::layer_input ? "layer_input" : "callback";
+}
+
+}  // namespace
+
+void init_engine(nb::module_ & m) {
+    nb::class_<EngineHandle>(m, "Engine")
+        .def(nb::init<std::uintptr_t, std::uintptr_t, std::shared_ptr<Drafter>, const std::string &>(), "model"_a,
+             "context_params"_a, "drafter"_a = nb::none(), nb::kw_only(), "tap_mode"_a = "auto")
+        .def_prop_ro("ctx", [](const EngineHandle & self) {
+            return self.closed() ? std::uintptr_t{0} : reinterpret_cast<std::uintptr_t>(self.get().target().get());
+        })
+        .def_prop_ro("n_ctx", [](const EngineHandle & self) { return self.get().target().n_ctx(); })
+        .def_prop_ro("n_batch", [](const EngineHandle & self) { return self.get().target().n_chunk(); })
+        .def_prop_ro("tap_mode", &tap_mode_name)
+        .def("close", &EngineHandle::close)
+        .def_prop_ro("tokens", [](const EngineHandle & self) { return copy_array<llama_token>(self.get().session().tokens()); })
+        .def_prop_ro("n_tokens", [](const EngineHandle & self) { return self.get().session().n_tokens(); })
+        .def_prop_ro("n_decoded", [](const EngineHandle & self) { return self.get().n_decoded(); })
+        .def("begin", [](EngineHandle & self, const std::vector<llama_token> & prompt, bool reuse) {
+            return self.get().begin(prompt, reuse);
+        }, "prompt"_a, "reuse"_a = true)
+        .def("prefill", [](EngineHandle & self) { return without_gil([&] { return self.get().prefill(); }); })
+        .def("round", &run_round, "sampler"_a, nb::kw_only(), "draft_rows"_a = draft_auto, "max_emit"_a = 1 << 30,
+             "on_sample"_a = nb::none())
+        .def("truncate", [](EngineHandle & self, std::int32_t n) { self.get().truncate(n); }, "n"_a)
+        .def("append", [](EngineHandle & self, const std::vector<llama_token> & tokens) { self.get().append(tokens); }, "tokens"_a)
+        .def("reset", [](EngineHandle & self) { self.get().reset(); })
+        .def("cancel", [](EngineHandle & self) { self.get().target().cancel(); })
+        .def("logits", [](EngineHandle & self, std::int32_t row) { return copy_array<float>(self.get().logits(row)); }, "row"_a)
+        .def("eval", [](EngineHandle & self, const std::vector<llama_token> & tokens, bool all_logits) {
+            without_gil([&] { self.get().eval(tokens, all_logits); });
+        }, "tokens"_a, "all_logits"_a = false)
+        .def("stats", [](const EngineHandle & self) { return stats_dict(self.get()); })
+        .def("rounds", [](const EngineHandle & self) { return round_list(self.get()); })
+        .def("replay", &replay_dict, "sampler"_a)
+        .def("save", [](EngineHandle & self) {
+            const std::vector<std::byte> state = self.get().save();
+            return nb::bytes(reinterpret_cast<const char *>(state.data()), state.size());
+        })
+        .def("restore", [](EngineHandle & self, const nb::bytes & state) {
+            self.get().restore({reinterpret_cast<const std::byte *>(state.c_str()), state.size()});
+        }, "state"_a)
+        .def("draft_memory", [](const EngineHandle & self) { return memory_dict(self.get().draft_memory()); });
+}
+
+}  // namespace dflash::bind

@@ -1,0 +1,103 @@
+// Runs rounds: owns the target's context, shares a drafter, keeps both in step with one conversation.
+#pragma once
+
+#include <llama.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dflash/drafter.h"
+#include "dflash/llama_bridge.h"
+#include "dflash/planner.h"
+#include "dflash/session.h"
+
+namespace dflash {
+
+constexpr std::int32_t draft_auto = -1;
+
+struct RoundOptions {
+    std::int32_t draft_rows = draft_auto;  // draft_auto: the planner decides; 0: plain; n: verify n drafted rows
+    std::int32_t max_emit = INT32_MAX;
+    std::function<void()> on_sample;       // before each sampled node; may throw, then nothing of the round remains
+};
+
+struct ReplayResult {
+    std::int32_t tokens = 0;
+    std::int32_t exact = 0;
+    std::int32_t first_mismatch = -1;
+};
+
+/// The only thread that touches the contexts is the caller's. After any exception target K/V, drafter K/V and tokens
+/// agree again and nothing of the failed call remains.
+class Engine {
+  public:
+    /// `drafter` may be null. Throws what TargetContext throws.
+    Engine(llama_model * model, const llama_context_params & params, std::shared_ptr<Drafter> drafter, TapMode tap_mode);
+
+    [[nodiscard]] TargetContext & target() noexcept { return target_; }
+    [[nodiscard]] const TargetContext & target() const noexcept { return target_; }
+    [[nodiscard]] const Session & session() const noexcept { return session_; }
+    [[nodiscard]] const Planner & planner() const noexcept { return planner_; }
+    [[nodiscard]] bool has_drafter() const noexcept { return drafter_ != nullptr; }
+    /// Rows decoded, the ones whose node is being sampled included.
+    [[nodiscard]] std::int32_t n_decoded() const noexcept { return session_.n_decoded() + walked_rows_; }
+    /// Why the drafter is not used now; empty while it is, or without one.
+    [[nodiscard]] std::string declined() const;
+
+    /// See Session::begin. Throws invalid_argument (empty prompt, ids out of range), context_overflow.
+    std::int32_t begin(std::span<const llama_token> prompt, bool reuse);
+    /// Decodes one chunk of undecoded tokens while more than one chunk is left; false when none was needed.
+    bool prefill();
+    /// One round; returns the tokens it emitted. Throws cancelled, context_overflow, decode_failed.
+    std::vector<llama_token> round(llama_sampler * sampler, const RoundOptions & options);
+    void truncate(std::int32_t n);
+    void append(std::span<const llama_token> tokens);
+    /// Decodes `tokens` (at most one chunk) after the committed ones, logits of the last or of all.
+    void eval(std::span<const llama_token> tokens, bool all_logits);
+    void reset();
+
+    /// Logits [n_vocab] of a kept output row of the last decode; row -1 is the last. Throws invalid_argument.
+    [[nodiscard]] std::span<const float> logits(std::int32_t row) const;
+
+    /// Decodes the conversation anew in the same batches and samples the current run with `sampler`, a fresh one of the
+    /// run's settings. The tokens are kept whatever comes out.
+    ReplayResult replay(llama_sampler * sampler);
+
+    [[nodiscard]] std::vector<std::byte> save();
+    /// Throws invalid_argument and changes nothing when the bytes are of another model, drafter or version.
+    void restore(std::span<const std::byte> bytes);
+
+    [[nodiscard]] DraftMemory draft_memory() const;
+
+  private:
+    class RollbackGuard;
+
+    void decode_prompt_chunk(std::int32_t n_rows, bool last);
+    std::vector<llama_token> plain_round(llama_sampler * sampler, const RoundOptions & options);
+    std::vector<llama_token> draft_round(llama_sampler * sampler, const RoundOptions & options, std::int32_t n_draft);
+    bool make_draft(double & draft_ms);
+    void keep_taps(std::int32_t pos0, std::int32_t n_rows);
+    void inject_pending();
+    void rewind_memories(std::int32_t pos);
+    [[nodiscard]] std::int32_t rows_to_draft(const RoundOptions & options);
+    [[nodiscard]] bool wants_taps(std::int32_t last_pos) const;
+    void check_tokens(std::span<const llama_token> tokens) const;
+    [[nodiscard]] llama_token sample_row(llama_sampler * sampler, std::int32_t row) const;
+    void drafter_failed(const std::string & why);
+
+    std::shared_ptr<Drafter> drafter_;
+    TargetContext target_;
+    Session session_;
+    Planner planner_;
+    DraftCandidates candidates_;
+    std::int32_t walked_rows_ = 0;
+    std::vector<std::int32_t> output_rows_;  // batch rows of the last decode that were kept and have logits
+    std::string failure_;                    // why the drafter was given up
+};
+
+}  // namespace dflash
