@@ -16,13 +16,12 @@
 
 #include "dflash/engine.h"
 #include "dflash/error.h"
+#include "memory_dict.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace dflash::bind {
-
-nb::dict memory_dict(const DraftMemory & memory);
 
 namespace {
 
