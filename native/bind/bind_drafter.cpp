@@ -17,6 +17,7 @@
 #include "dflash/drafter.h"
 #include "dflash/error.h"
 #include "dflash/gguf_reader.h"
+#include "memory_dict.h"
 
 namespace nb = nanobind;
 
@@ -25,16 +26,6 @@ namespace dflash::bind {
 namespace {
 
 using Taps = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-nb::dict to_dict(const DraftMemory & memory) {
-    nb::dict dict;
-    dict["weights"] = memory.weights;
-    dict["context"] = memory.context;
-    dict["compute"] = memory.compute;
-    dict["taps"] = memory.taps;
-    dict["total"] = memory.total();
-    return dict;
-}
 
 ggml_backend_dev_t find_device(const std::string & name) {
     if (name.empty()) {
@@ -92,7 +83,7 @@ nb::dict estimate_memory(const std::filesystem::path & drafter_path, const std::
         memory =
             Drafter::estimate(GgufFile::open(drafter_path), GgufFile::open(target_path), {.n_ctx = n_ctx}, n_batch);
     }
-    return to_dict(memory);
+    return memory_dict(memory);
 }
 
 }  // namespace
@@ -104,7 +95,7 @@ void init_drafter(nb::module_ & m) {
         .def_prop_ro("block_size", [](const Drafter & drafter) { return drafter.spec().block_size; })
         .def_prop_ro("feature_size", &Drafter::feature_size)
         .def_prop_ro("name", [](const Drafter & drafter) { return drafter.spec().name; })
-        .def("memory", [](const Drafter & drafter) { return to_dict(drafter.memory()); })
+        .def("memory", [](const Drafter & drafter) { return memory_dict(drafter.memory()); })
         .def("propose", &propose, nb::arg("pos0"), nb::arg("taps"), nb::arg("anchor"));
     m.def("estimate_memory", &estimate_memory, nb::arg("drafter_path"), nb::arg("target_path"), nb::kw_only(),
           nb::arg("n_ctx") = 0, nb::arg("n_batch") = 512);

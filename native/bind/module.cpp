@@ -6,6 +6,7 @@ void require_one_libllama();
 void init_errors(nanobind::module_ & m);
 void init_tune(nanobind::module_ & m);
 void init_drafter(nanobind::module_ & m);
+void init_engine(nanobind::module_ & m);
 void init_gguf(nanobind::module_ & m);
 }  // namespace dflash::bind
 
@@ -14,5 +15,6 @@ NB_MODULE(_native, m) {
     dflash::bind::init_errors(m);
     dflash::bind::init_tune(m);
     dflash::bind::init_drafter(m);
+    dflash::bind::init_engine(m);
     dflash::bind::init_gguf(m);
 }
