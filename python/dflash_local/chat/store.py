@@ -61,8 +61,8 @@ def save_chat(session: ChatSession, path: Path) -> None:
             os.fsync(file.fileno())
         Path(temporary).replace(path)
         temporary = None
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
