@@ -177,7 +177,9 @@ void init_engine(nb::module_ & m) {
         .def_prop_ro("n_batch", [](const EngineHandle & self) { return self.get().target().n_chunk(); })
         .def_prop_ro("tap_mode", &tap_mode_name)
         .def("close", &EngineHandle::close)
-        .def_prop_ro("tokens", [](const EngineHandle & self) { return copy_array<llama_token>(self.get().session().tokens()); })
+        .def_prop_ro("tokens",
+                     [](const EngineHandle & self) { return copy_array<llama_token>(self.get().session().tokens()); },
+                     nb::rv_policy::move)
         .def_prop_ro("n_tokens", [](const EngineHandle & self) { return self.get().session().n_tokens(); })
         .def_prop_ro("n_decoded", [](const EngineHandle & self) { return self.get().n_decoded(); })
         .def("begin", [](EngineHandle & self, const std::vector<llama_token> & prompt, bool reuse) {

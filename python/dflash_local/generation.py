@@ -201,7 +201,7 @@ def draft_status(runtime: RuntimeLike, stats: RunStats, draft_rows: int) -> str:
         return runtime.draft_status
     if draft_rows == 0:
         return "off"
-    if stats["declined"]:
+    if stats["declined"] and draft_rows == AUTO_ROWS:
         return f"declined: {stats['declined']}"
     return "engaged" if stats["draft_rounds"] else "declined: the answer ended before the first draft round"
 
@@ -236,6 +236,7 @@ def status_line(result: Result) -> str:
         parts.append(f"{timings['tokens_per_round']:.2f} tokens per round")
     parts.append(f"{timings['predicted_per_second']:.1f} tokens/s")
     if timings["draft_kind"] is not None:
+        why = "no plain round to compare" if timings["draft_rounds"] else "nothing drafted"
         gain = timings["speedup"]
-        parts.append("gain n/a (no plain round to compare)" if gain is None else f"gain {gain:.2f}x (estimate)")
+        parts.append(f"gain n/a ({why})" if gain is None else f"gain {gain:.2f}x (estimate)")
     return ", ".join(parts)
