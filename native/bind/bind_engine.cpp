@@ -100,10 +100,12 @@ llama_sampler * sampler_of(std::uintptr_t address) {
 }
 
 std::vector<llama_token> run_round(EngineHandle & handle, std::uintptr_t sampler, std::int32_t draft_rows,
-                                   std::int64_t max_emit, const std::optional<nb::callable> & on_sample) {
+                                   std::int64_t max_emit, bool all_logits,
+                                   const std::optional<nb::callable> & on_sample) {
     RoundOptions options;
     options.draft_rows = draft_rows;
     options.max_emit = static_cast<std::int32_t>(std::clamp<std::int64_t>(max_emit, 0, INT32_MAX));
+    options.all_logits = all_logits;
     if (on_sample) {
         options.on_sample = [&] {
             const nb::gil_scoped_acquire acquire;
@@ -187,12 +189,15 @@ void init_engine(nb::module_ & m) {
         }, "prompt"_a, "reuse"_a = true)
         .def("prefill", [](EngineHandle & self) { return without_gil([&] { return self.get().prefill(); }); })
         .def("round", &run_round, "sampler"_a, nb::kw_only(), "draft_rows"_a = draft_auto, "max_emit"_a = 1 << 30,
-             "on_sample"_a = nb::none())
+             "all_logits"_a = false, "on_sample"_a = nb::none())
         .def("truncate", [](EngineHandle & self, std::int32_t n) { self.get().truncate(n); }, "n"_a)
         .def("append", [](EngineHandle & self, const std::vector<llama_token> & tokens) { self.get().append(tokens); }, "tokens"_a)
         .def("reset", [](EngineHandle & self) { self.get().reset(); })
         .def("cancel", [](EngineHandle & self) { self.get().target().cancel(); })
         .def("logits", [](EngineHandle & self, std::int32_t row) { return copy_array<float>(self.get().logits(row)); }, "row"_a)
+        .def("sample", [](EngineHandle & self, std::uintptr_t sampler, std::int32_t row) {
+            return without_gil([&] { return self.get().sample(sampler_of(sampler), row); });
+        }, "sampler"_a, "row"_a = -1)
         .def("eval", [](EngineHandle & self, const std::vector<llama_token> & tokens, bool all_logits) {
             without_gil([&] { self.get().eval(tokens, all_logits); });
         }, "tokens"_a, "all_logits"_a = false)

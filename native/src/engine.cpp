@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "dflash/draft_tree.h"
@@ -158,12 +160,12 @@ void Engine::inject_pending() {
     pending.pos0 = session_.draft_context->end();
 }
 
-void Engine::decode_prompt_chunk(std::int32_t n_rows, bool last) {
+void Engine::decode_prompt_chunk(std::int32_t n_rows, bool last, bool all_logits) {
     const std::int32_t pos0 = session_.n_decoded();
     std::vector<Row> rows;
     rows.reserve(static_cast<std::size_t>(n_rows));
     for (std::int32_t i = 0; i < n_rows; ++i) {
-        rows.push_back({session_.tokens()[static_cast<std::size_t>(pos0 + i)], pos0 + i, last && i + 1 == n_rows});
+        rows.push_back({session_.tokens()[static_cast<std::size_t>(pos0 + i)], pos0 + i, all_logits || (last && i + 1 == n_rows)});
     }
     target_.decode(rows, wants_taps(pos0 + n_rows - 1));
 }
@@ -177,7 +179,7 @@ bool Engine::prefill() {
     const Clock::time_point start = Clock::now();
     const std::int32_t pos0 = session_.n_decoded();
     const bool tapped = wants_taps(pos0 + chunk - 1);
-    decode_prompt_chunk(chunk, false);
+    decode_prompt_chunk(chunk, false, false);
     if (tapped) {
         keep_taps(pos0, chunk);
     }
@@ -191,24 +193,22 @@ bool Engine::prefill() {
 }
 
 void Engine::eval(std::span<const llama_token> tokens, bool all_logits) {
-    const std::int32_t n_rows = static_cast<std::int32_t>(tokens.size());
+    const std::int32_t n_rows = session_.n_pending() + static_cast<std::int32_t>(tokens.size());
     if (n_rows < 1 || n_rows > target_.n_chunk()) {
-        throw Error(ErrorCode::invalid_argument, "eval takes 1 to " + std::to_string(target_.n_chunk()) + " tokens, not " +
-                                                     std::to_string(n_rows));
+        throw Error(ErrorCode::invalid_argument, "eval decodes 1 to " + std::to_string(target_.n_chunk()) +
+                                                     " tokens, waiting ones included, not " + std::to_string(n_rows));
     }
-    if (session_.n_pending() > 0) {
-        throw Error(ErrorCode::invalid_argument, "eval needs a conversation whose tokens are all decoded");
-    }
-    if (session_.n_tokens() + n_rows > target_.n_ctx()) {
+    const std::int32_t pos0 = session_.n_decoded();
+    if (pos0 + n_rows > target_.n_ctx()) {
         throw Error(ErrorCode::context_overflow, "the context of " + std::to_string(target_.n_ctx()) +
                                                      " tokens is full; start anew or use a larger one (--ctx)");
     }
     check_tokens(tokens);
-    const std::int32_t pos0 = session_.n_tokens();
     RollbackGuard guard(*this);
+    session_.append(tokens);
     std::vector<Row> rows;
     for (std::int32_t i = 0; i < n_rows; ++i) {
-        rows.push_back({tokens[static_cast<std::size_t>(i)], pos0 + i, all_logits || i + 1 == n_rows});
+        rows.push_back({session_.tokens()[static_cast<std::size_t>(pos0 + i)], pos0 + i, all_logits || i + 1 == n_rows});
     }
     const Clock::time_point start = Clock::now();
     const bool tapped = wants_taps(pos0 + n_rows - 1);
@@ -218,7 +218,6 @@ void Engine::eval(std::span<const llama_token> tokens, bool all_logits) {
     }
     RoundTimes times;
     times.total = times.target = ms_since(start);
-    session_.append(tokens);
     session_.commit({pos0, n_rows, n_rows, 0, RoundKind::prefill, true, all_logits}, {}, times);
     output_rows_.clear();
     for (std::int32_t i = all_logits ? 0 : n_rows - 1; i < n_rows; ++i) {
@@ -228,9 +227,31 @@ void Engine::eval(std::span<const llama_token> tokens, bool all_logits) {
     inject_pending();
 }
 
-llama_token Engine::sample_row(llama_sampler * sampler, std::int32_t row) const {
+llama_token Engine::sample_row(llama_sampler * sampler, std::int32_t row) {
+    const float * logits = llama_get_logits_ith(target_.get(), row);
+    if (logits == nullptr) {
+        throw Error(ErrorCode::decode_failed, "llama.cpp gave no logits for row " + std::to_string(row));
+    }
+    sampled_.resize(static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(target_.model()))));
+    for (std::size_t i = 0; i < sampled_.size(); ++i) {
+        sampled_[i] = {static_cast<llama_token>(i), logits[i], 0.0F};
+    }
+    llama_token_data_array candidates{sampled_.data(), sampled_.size(), -1, false};
     try {
-        return llama_sampler_sample(sampler, target_.get(), row);
+        llama_sampler_apply(sampler, &candidates);
+        if (candidates.selected < 0 || static_cast<std::size_t>(candidates.selected) >= candidates.size) {
+            throw Error(ErrorCode::invalid_argument, "the sampler chain chose no token; end it with greedy, dist or mirostat");
+        }
+        const llama_token_data & chosen = candidates.data[candidates.selected];
+        // A grammar aborts the process when it has to accept a token that it forbade.
+        if (!(chosen.logit > -std::numeric_limits<float>::infinity())) {
+            throw Error(ErrorCode::decode_failed, "no token is left to choose: the grammar, the logit bias and the logits "
+                                                  "processors forbid all of them here");
+        }
+        llama_sampler_accept(sampler, chosen.id);
+        return chosen.id;
+    } catch (const Error &) {
+        throw;
     } catch (const std::exception & error) {
         throw Error(ErrorCode::decode_failed, std::string("the sampler failed: ") + error.what());
     }
@@ -273,7 +294,7 @@ std::vector<llama_token> Engine::plain_round(llama_sampler * sampler, const Roun
     const std::int32_t pos0 = session_.n_decoded();
     const std::int32_t n_rows = session_.n_pending();
     const bool tapped = wants_taps(pos0 + n_rows - 1);
-    decode_prompt_chunk(n_rows, true);
+    decode_prompt_chunk(n_rows, true, options.all_logits);
     times.target = ms_since(start);
 
     const Clock::time_point sampling = Clock::now();
@@ -295,8 +316,9 @@ std::vector<llama_token> Engine::plain_round(llama_sampler * sampler, const Roun
     }
     times.total = ms_since(start);
     const bool in_run = session_.stats().predicted_n > 0;
-    session_.commit({pos0, n_rows, n_rows, 1, RoundKind::plain, true, false}, emitted, times);
-    output_rows_ = {n_rows - 1};
+    session_.commit({pos0, n_rows, n_rows, 1, RoundKind::plain, true, options.all_logits}, emitted, times);
+    output_rows_.resize(options.all_logits ? static_cast<std::size_t>(n_rows) : 1);
+    std::iota(output_rows_.begin(), output_rows_.end(), options.all_logits ? 0 : n_rows - 1);
     guard.release();
     if (drafter_ && in_run && n_rows == 1) {
         planner_.observe_plain(times.total);
@@ -367,14 +389,25 @@ std::vector<llama_token> Engine::draft_round(llama_sampler * sampler, const Roun
     return path.emitted;
 }
 
-std::span<const float> Engine::logits(std::int32_t row) const {
+std::int32_t Engine::output_row(std::int32_t row) const {
     const auto n = static_cast<std::int32_t>(output_rows_.size());
     const std::int32_t index = row < 0 ? row + n : row;
     if (index < 0 || index >= n) {
         throw Error(ErrorCode::invalid_argument, "no logits of row " + std::to_string(row) + ": the last decode kept " +
                                                      std::to_string(n) + " output rows");
     }
-    const float * values = llama_get_logits_ith(target_.get(), output_rows_[static_cast<std::size_t>(index)]);
+    return output_rows_[static_cast<std::size_t>(index)];
+}
+
+llama_token Engine::sample(llama_sampler * sampler, std::int32_t row) {
+    if (sampler == nullptr) {
+        throw Error(ErrorCode::invalid_argument, "sample needs a sampler");
+    }
+    return sample_row(sampler, output_row(row));
+}
+
+std::span<const float> Engine::logits(std::int32_t row) const {
+    const float * values = llama_get_logits_ith(target_.get(), output_row(row));
     if (values == nullptr) {
         throw Error(ErrorCode::decode_failed, "llama.cpp gave no logits for row " + std::to_string(row));
     }

@@ -191,7 +191,7 @@ struct TargetContext::Impl {
         const llama_vocab * vocab = llama_model_get_vocab(model);
         const llama_token bos = llama_vocab_bos(vocab);
         const std::array rows{Row{bos >= 0 ? bos : 0, 0, true}, Row{bos >= 0 ? bos : 0, 1, true}};
-        self.decode(rows, !tap_inputs.empty());
+        self.decode(std::span(rows).first(static_cast<std::size_t>(std::min(2, self.n_chunk()))), !tap_inputs.empty());
         llama_memory_clear(llama_get_memory(ctx.get()), false);
         taps.clear();
     }

@@ -132,11 +132,13 @@ class Engine:
         *,
         draft_rows: int = -1,
         max_emit: int = 1 << 30,
+        all_logits: bool = False,
         on_sample: Callable[[], None] | None = None,
     ) -> list[int]:
         """One round: plain or draft. draft_rows -1: the planner decides (auto), 0: plain, n: verify n drafted rows.
         Samples with the llama_sampler at address `sampler` (accepts included), commits, returns the emitted tokens (1 or
         more, at most max_emit; an end-of-generation token ends the round and is emitted and committed too).
+        `all_logits` keeps the logits of every row, waiting prompt tokens included, else of those that emitted.
         `on_sample` is called before each sampled node, with `tokens`/`n_decoded` true. Calls `prefill` first if needed.
         Raises as `prefill`, ContextOverflow where no cell is left; after an exception nothing of the round remains."""
 
@@ -152,8 +154,10 @@ class Engine:
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Logits of a kept row of the last decode, copied: row 0 is the first kept output row, -1 the last."""
+    def sample(self, sampler: int, row: int = -1) -> int:
+        """Samples from a row as `logits` counts them (accept included); the conversation stays as it is."""
     def eval(self, tokens: Sequence[int], all_logits: bool = False) -> None:
-        """Appends and decodes at most n_batch tokens, taps included."""
+        """Appends tokens and decodes them with those that wait, at most n_batch in all, taps included."""
 
     def stats(self) -> RunStats: ...
     def rounds(self) -> list[tuple[int, int]]:

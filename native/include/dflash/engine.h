@@ -23,6 +23,7 @@ constexpr std::int32_t draft_auto = -1;
 struct RoundOptions {
     std::int32_t draft_rows = draft_auto;  // draft_auto: the planner decides; 0: plain; n: verify n drafted rows
     std::int32_t max_emit = INT32_MAX;
+    bool all_logits = false;               // keep the logits of every row, also of waiting prompt tokens
     std::function<void()> on_sample;       // before each sampled node; may throw, then nothing of the round remains
 };
 
@@ -57,12 +58,14 @@ class Engine {
     std::vector<llama_token> round(llama_sampler * sampler, const RoundOptions & options);
     void truncate(std::int32_t n);
     void append(std::span<const llama_token> tokens);
-    /// Decodes `tokens` (at most one chunk) after the committed ones, logits of the last or of all.
+    /// Appends `tokens` and decodes them with those that wait (at most one chunk in all), logits of the last or of all.
     void eval(std::span<const llama_token> tokens, bool all_logits);
     void reset();
 
     /// Logits [n_vocab] of a kept output row of the last decode; row -1 is the last. Throws invalid_argument.
     [[nodiscard]] std::span<const float> logits(std::int32_t row) const;
+    /// Samples (accept included) from that row, the conversation unchanged.
+    llama_token sample(llama_sampler * sampler, std::int32_t row);
 
     /// Decodes the conversation anew in the same batches and samples the current run with `sampler`, a fresh one of the
     /// run's settings. The tokens are kept whatever comes out.
@@ -77,7 +80,7 @@ class Engine {
   private:
     class RollbackGuard;
 
-    void decode_prompt_chunk(std::int32_t n_rows, bool last);
+    void decode_prompt_chunk(std::int32_t n_rows, bool last, bool all_logits);
     std::vector<llama_token> plain_round(llama_sampler * sampler, const RoundOptions & options);
     std::vector<llama_token> draft_round(llama_sampler * sampler, const RoundOptions & options, std::int32_t n_draft);
     bool make_draft(double & draft_ms);
@@ -87,7 +90,8 @@ class Engine {
     [[nodiscard]] std::int32_t rows_to_draft(const RoundOptions & options);
     [[nodiscard]] bool wants_taps(std::int32_t last_pos) const;
     void check_tokens(std::span<const llama_token> tokens) const;
-    [[nodiscard]] llama_token sample_row(llama_sampler * sampler, std::int32_t row) const;
+    llama_token sample_row(llama_sampler * sampler, std::int32_t row);  // row of the last batch
+    [[nodiscard]] std::int32_t output_row(std::int32_t row) const;      // as for logits()
     void drafter_failed(const std::string & why);
 
     std::shared_ptr<Drafter> drafter_;
@@ -95,6 +99,7 @@ class Engine {
     Session session_;
     Planner planner_;
     DraftCandidates candidates_;
+    std::vector<llama_token_data> sampled_;  // [n_vocab], what the sampler chain works on
     std::int32_t walked_rows_ = 0;
     std::vector<std::int32_t> output_rows_;  // batch rows of the last decode that were kept and have logits
     std::string failure_;                    // why the drafter was given up
