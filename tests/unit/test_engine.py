@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.support.engine_rig import Rig, address, greedy, sampled
+from support.engine_rig import Rig, address, greedy, sampled
 
 from dflash_local import _native
 from dflash_local._errors import Cancelled, ContextOverflow
