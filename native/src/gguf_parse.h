@@ -20,7 +20,7 @@ constexpr std::uint64_t gguf_max_key_bytes = 1024;
 constexpr std::uint64_t gguf_max_tensor_name_bytes = 63;  // GGML_MAX_NAME - 1
 constexpr std::uint64_t gguf_max_string_bytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t gguf_max_array_elements = std::uint64_t{1} << 24;
-constexpr std::uint64_t gguf_max_header_bytes = std::uint64_t{256} << 20;
+constexpr std::uint64_t gguf_max_header_bytes = std::uint64_t{128} << 20;
 constexpr std::uint64_t gguf_max_alignment = std::uint64_t{1} << 20;
 constexpr std::uint64_t gguf_default_alignment = 32;
 

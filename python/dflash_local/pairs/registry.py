@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,10 +54,27 @@ def _packaged_target(pair: KnownPair) -> Path:
     return path
 
 
+def file_mode(path: Path) -> int | None:
+    """`st_mode` of what a path leads to, None where there is nothing. Raises ModelLoadError if it cannot be read."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
+        return None
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror}", "path") from error
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def resolve_model(model: str | Path) -> Path:
     """Path of a target: that of a file, or of a known model by its name.
 
-    Raises ModelLoadError (no such file or name, a folder), Unsupported (hf:owner/repo)."""
+    Raises ModelLoadError (no such file or name, a folder, not readable), Unsupported (hf:owner/repo)."""
     text = str(model)
     if text.startswith("hf:"):
         raise Unsupported(
@@ -65,13 +83,14 @@ def resolve_model(model: str | Path) -> Path:
             "model",
         )
     path = Path(model)
-    if not path.is_file():
+    mode = file_mode(path)
+    if mode is None or not stat.S_ISREG(mode):
         known = next((pair for pair in KNOWN_PAIRS if pair.name == text.lower()), None)
         if known is not None:
             return _packaged_target(known)
-    if path.is_dir():
+    if mode is not None and stat.S_ISDIR(mode):
         raise ModelLoadError(f"{text} is a folder, expected a GGUF file", "model")
-    if not path.exists():
+    if mode is None:
         names = ", ".join(pair.name for pair in KNOWN_PAIRS)
         raise ModelLoadError(f"{text} is neither a file nor a known model; known models: {names}", "model")
     return path
@@ -80,7 +99,7 @@ def resolve_model(model: str | Path) -> Path:
 def sidecar_drafters(target: Path) -> list[Path]:
     """Files `dflash-*.gguf` beside the target, those that carry its name first."""
     stem = target.stem.lower()
-    found = [path for path in target.parent.glob("dflash-*.gguf") if path.is_file() and path != target]
+    found = [path for path in target.parent.glob("dflash-*.gguf") if _is_regular(path) and path != target]
 
     def key(path: Path) -> tuple[bool, str]:
         name = path.stem.lower().removeprefix("dflash-")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local._errors import Error, IncompatibleDrafter, ModelLoadError
 from dflash_local._native_loader import native
-from dflash_local.pairs.registry import packaged_drafters, resolve_model, sidecar_drafters
+from dflash_local.pairs.registry import file_mode, packaged_drafters, resolve_model, sidecar_drafters
 
 if TYPE_CHECKING:
     from dflash_local._native import DraftMemory, PairMismatch
@@ -82,7 +82,7 @@ def check_target(path: Path) -> Mapping[str, Any]:
 
 
 def _drafter_path(draft: Path) -> Path:
-    if not draft.exists():
+    if file_mode(draft) is None:
         raise ModelLoadError(f"{draft}: no such drafter file; -d takes auto, off or a path", "draft")
     return draft
 
