@@ -1,4 +1,4 @@
-"""One libllama in the process, whatever the import order; a second one is refused in words. Each case in a child process."""
+"""One libllama in the process, whatever the import order; a second one is refused. Each case in a child process."""
 
 import subprocess
 import sys
