@@ -21,13 +21,21 @@ package_sources() {
         ! -name '*.pyc' | LC_ALL=C sort
 }
 
-# native_tests PRESET: builds and runs the native tests of a CMake preset.
-native_tests() {
-    say "native tests, preset $1"
+# quietly WHAT COMMAND...: shows the output of COMMAND only if it fails.
+quietly() {
+    what=$1
+    shift
     mkdir -p build
-    cmake --preset "$1" -DPython_EXECUTABLE="$py" >"build/configure-$1.log" 2>&1 ||
-        { cat "build/configure-$1.log" >&2; die "CMake could not configure the preset $1"; }
-    cmake --build --preset "$1" --target dflash_tests --parallel "$jobs" >"build/build-$1.log" 2>&1 ||
-        { cat "build/build-$1.log" >&2; die "the native tests of the preset $1 do not build"; }
-    ctest --preset "$1"
+    "$@" >build/last.log 2>&1 || { cat build/last.log >&2; die "$what"; }
+}
+
+# native_tests PRESET [-D...]: builds and runs the native tests of a CMake preset.
+native_tests() {
+    preset=$1
+    shift
+    say "native tests, preset $preset"
+    quietly "CMake could not configure the preset $preset" cmake --preset "$preset" -DPython_EXECUTABLE="$py" "$@"
+    quietly "the native tests of the preset $preset do not build" \
+        cmake --build --preset "$preset" --target dflash_tests --parallel "$jobs"
+    ctest --preset "$preset"
 }
