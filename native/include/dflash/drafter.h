@@ -16,9 +16,9 @@
 namespace dflash {
 
 struct DrafterParams {
-    std::int32_t n_ctx = 0;            // cells of the drafter's context; 0: its window, bounded by default_draft_ctx
-    std::int32_t n_threads = 1;        // CPU only
-    std::int32_t top_k = 8;            // candidates per slot
+    std::int32_t n_ctx = 0;               // cells of the drafter's context; 0: its window, bounded by default_draft_ctx
+    std::int32_t n_threads = 1;           // CPU only
+    std::int32_t top_k = 8;               // candidates per slot
     ggml_backend_dev_t device = nullptr;  // null: CPU
 };
 
@@ -29,16 +29,16 @@ struct DraftMemory {
     std::size_t weights = 0;
     std::size_t context = 0;  // K/V
     std::size_t compute = 0;
-    std::size_t taps = 0;     // tap buffers on the target's side
+    std::size_t taps = 0;  // tap buffers on the target's side
     [[nodiscard]] std::size_t total() const { return weights + context + compute + taps; }
 };
 
 /// Candidates of the slots after the anchor, best first.
 struct DraftCandidates {
-    std::int32_t n_slots = 0;         // block_size - 1
+    std::int32_t n_slots = 0;  // block_size - 1
     std::int32_t top_k = 0;
-    std::vector<std::int32_t> ids;    // [n_slots x top_k], target token ids
-    std::vector<float> log_probs;     // [n_slots x top_k], log-softmax over the head's vocabulary
+    std::vector<std::int32_t> ids;  // [n_slots x top_k], target token ids
+    std::vector<float> log_probs;   // [n_slots x top_k], log-softmax over the head's vocabulary
 };
 
 /// K/V of one conversation: a ring over positions [begin, end). Made by Drafter::new_context.
@@ -68,24 +68,25 @@ class Drafter {
     ~Drafter();
 
     [[nodiscard]] const DrafterSpec & spec() const;
-    [[nodiscard]] DraftMemory memory() const;  // what is in use now; taps is 0 here
+    [[nodiscard]] DraftMemory memory() const;         // what is in use now; taps is 0 here
     [[nodiscard]] std::int32_t feature_size() const;  // floats per tapped row: n_taps x target n_embd
     void set_n_threads(std::int32_t n_threads);
 
     [[nodiscard]] std::unique_ptr<DraftContext> new_context() const;
 
-    /// Writes K/V of n rows at positions pos0.. from taps [n x feature_size()]. A gap after end() empties the context first;
-    /// positions already there are overwritten from pos0 on.
+    /// Writes K/V of n rows at positions pos0.. from taps [n x feature_size()]. A gap after end() empties the context
+    /// first; positions already there are overwritten from pos0 on.
     void inject(DraftContext & ctx, std::int32_t pos0, std::span<const float> taps);
 
-    /// Injects `taps` (may be empty) at pos0, then runs one block whose anchor sits at position ctx.end(), in one graph.
-    /// Throws Error(decode_failed); the context then holds what it held before.
+    /// Injects `taps` (may be empty) at pos0, then runs one block whose anchor sits at position ctx.end(), in one
+    /// graph. Throws Error(decode_failed); the context then holds what it held before.
     void draft(DraftContext & ctx, std::int32_t pos0, std::span<const float> taps, llama_token anchor,
                DraftCandidates & out);
 
-    /// Bytes the constructor and one context will take, from the files alone; taps as for a target batch of n_batch rows.
-    static DraftMemory estimate(const GgufFile & drafter_file, const GgufFile & target_file, const DrafterParams & params,
-                                std::int32_t n_batch);
+    /// Bytes the constructor and one context will take, from the files alone; taps as for a target batch of n_batch
+    /// rows.
+    static DraftMemory estimate(const GgufFile & drafter_file, const GgufFile & target_file,
+                                const DrafterParams & params, std::int32_t n_batch);
 
   private:
     struct Impl;

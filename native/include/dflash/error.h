@@ -15,8 +15,8 @@ enum class ErrorCode : std::uint8_t {
     context_overflow,      // more tokens than the context holds
     out_of_memory,
     cancelled,
-    decode_failed,         // llama_decode or a draft graph reported failure
-    unsupported,           // this target cannot do what was asked
+    decode_failed,  // llama_decode or a draft graph reported failure
+    unsupported,    // this target cannot do what was asked
 };
 
 /// Every failure of the core. `field` names the metadata key, tensor or argument at fault, or is empty.
