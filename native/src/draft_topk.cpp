@@ -193,6 +193,7 @@ bool merge_topk_parts(const TopkPlan & plan, std::span<const float> parts, std::
 
 void sort_candidates(std::span<std::int32_t> ids, std::span<float> log_probs) {
     std::vector<Candidate> candidates;
+    candidates.reserve(ids.size());
     for (std::size_t i = 0; i < ids.size(); ++i) {
         candidates.push_back({log_probs[i], ids[i]});
     }

@@ -39,7 +39,7 @@ std::pair<DrafterSpec, TargetSpec> read_fitting_pair(const GgufFile & drafter_fi
     throw Error(ErrorCode::incompatible_drafter, message, mismatches.front().field);
 }
 
-const DrafterParams & checked_threads(const DrafterParams & params) {
+DrafterParams checked_threads(const DrafterParams & params) {
     check_params(params, max_top_k);
     return params;
 }

@@ -196,6 +196,7 @@ void GgufFile::Impl::open_parts(const std::filesystem::path & path) {
     const std::int64_t n_tensors = split_value(header, given, "split.tensors.count");
     for (std::uint32_t i = 0; i < name->count; ++i) {
         const bool is_given = i + 1 == name->number;
+        // NOLINTNEXTLINE(bugprone-use-after-move): one part of the split is the given one.
         FileBytes file = is_given ? std::move(given) : FileBytes(name->part(i));
         // The given part was parsed as part 0 and is parsed anew under its own number.
         GgufHeader part = gguf_parse(file, i);
