@@ -42,9 +42,11 @@ def stub_names(body: list[ast.stmt], prefix: str = "") -> Names:
 
 
 def native_signature(value: object) -> str:
-    """The parameters of a nanobind function, from the signature it carries; defaults in it stand as `\\0`."""
+    """The parameters of a nanobind function, from the signature it carries, less what is not Python syntax in it."""
     ((text, _doc, _defaults),) = getattr(value, "__nb_signature__")  # noqa: B009
-    (function,) = ast.parse(re.sub(r"\\\d+", "...", text) + ": ...").body
+    text = re.sub(r"\\\d+", "...", text)  # places of defaults
+    text = re.sub(r"ndarray\[[^]]*\]", "ndarray", text)
+    (function,) = ast.parse(f"{text}: ...").body
     assert isinstance(function, ast.FunctionDef)
     return parameters(function)
 

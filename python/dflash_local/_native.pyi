@@ -1,4 +1,4 @@
-"""Types of the native module. Addresses (`int`) are those of llama.cpp objects that `llama_cpp` made in this process."""
+"""Types of the native module. Addresses (`int`) are those of llama.cpp objects made by `llama_cpp` in this process."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
@@ -118,9 +118,9 @@ class Engine:
         """Also true inside `on_sample`: rows up to and including the one being sampled count as decoded."""
 
     def begin(self, prompt: Sequence[int], reuse: bool = True) -> int:
-        """Makes `prompt` the conversation: keeps the K/V of the common prefix, drops the rest, starts a run (statistics).
-        Returns the number of tokens kept. Raises ContextOverflow (prompt >= n_ctx), ValueError (empty, ids out of range).
-        At least the last prompt token is decoded again, for its logits."""
+        """Makes `prompt` the conversation: keeps the K/V of the common prefix, drops the rest, starts a run
+        (statistics). Returns the number of tokens kept. Raises ContextOverflow (prompt >= n_ctx), ValueError (empty,
+        ids out of range). At least the last prompt token is decoded again, for its logits."""
 
     def prefill(self) -> bool:
         """Decodes the next chunk (n_batch) of undecoded prompt tokens, all but what the first round needs. True while
@@ -136,8 +136,8 @@ class Engine:
         on_sample: Callable[[], None] | None = None,
     ) -> list[int]:
         """One round: plain or draft. draft_rows -1: the planner decides (auto), 0: plain, n: verify n drafted rows.
-        Samples with the llama_sampler at address `sampler` (accepts included), commits, returns the emitted tokens (1 or
-        more, at most max_emit; an end-of-generation token ends the round and is emitted and committed too).
+        Samples with the llama_sampler at address `sampler` (accepts included), commits, returns the emitted tokens
+        (1 or more, at most max_emit; an end-of-generation token ends the round and is emitted and committed too).
         `all_logits` keeps the logits of every row, waiting prompt tokens included, else of those that emitted.
         `on_sample` is called before each sampled node, with `tokens`/`n_decoded` true. Calls `prefill` first if needed.
         Raises as `prefill`, ContextOverflow where no cell is left; after an exception nothing of the round remains."""
