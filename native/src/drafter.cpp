@@ -92,6 +92,10 @@ Drafter::Impl::Impl(const GgufFile & drafter_file, const GgufFile & target_file,
       device(std::make_shared<DraftDevice>(params.device)),
       weights(drafter_file, target_file, spec, *device, target),
       embeddings(GgufFile::open(spec.has_own_embd ? drafter_file.path() : target_file.path()), spec.n_embd) {
+    if (target == nullptr && weights.head_source != HeadSource::drafter) {
+        throw Error(ErrorCode::invalid_argument, "the drafter borrows the head of its target, which is not loaded",
+                    "model");
+    }
     check_params(params, weights.head->ne[1]);
     device->set_n_threads(params.n_threads);
     weights.load();
