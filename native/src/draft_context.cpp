@@ -97,12 +97,16 @@ RingContext::RingContext(const KvLayout & layout, std::shared_ptr<const DraftDev
                                                   " bytes for the drafter's context of " +
                                                   std::to_string(layout.capacity) + " positions");
     }
-    // Masked cells are multiplied by zero: they must not hold NaN.
-    ggml_backend_buffer_clear(cache_.buffer.get(), 0);
+    wipe();
     *bytes_in_use_ += ggml_backend_buffer_get_size(cache_.buffer.get());
 }
 
 RingContext::~RingContext() { *bytes_in_use_ -= ggml_backend_buffer_get_size(cache_.buffer.get()); }
+
+void RingContext::wipe() {
+    ggml_backend_buffer_clear(cache_.buffer.get(), 0);
+    interval_.clear();
+}
 
 void RingContext::rewind(std::int32_t pos) {
     if (pos < 0) {

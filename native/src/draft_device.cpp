@@ -71,7 +71,6 @@ bool DraftDevice::keeps_graphs() const {
 ggml_backend_buffer_type_t DraftDevice::buffer_type() const { return ggml_backend_dev_buffer_type(device_); }
 
 void DraftDevice::set_n_threads(std::int32_t n_threads) {
-    n_threads_ = n_threads;
     const auto setter = proc_address<ggml_backend_set_n_threads_t>(device_, "ggml_backend_set_n_threads");
     if (setter != nullptr) {
         setter(backend_.get(), n_threads);

@@ -2,7 +2,6 @@
 #include "dflash/draft_plan.h"
 
 #include <ggml-alloc.h>
-#include <ggml-cpu.h>
 
 #include <algorithm>
 #include <array>
@@ -34,6 +33,18 @@ std::uint64_t fingerprint(const DrafterSpec & spec, const DraftWeights & weights
     hash = fnv(hash, &spec.rope.freq_base, sizeof spec.rope.freq_base);
     hash = fnv(hash, &weights.sample_hash, sizeof weights.sample_hash);
     return hash;
+}
+
+// The CPU converts the input of a multiplication to the weight's dot type, at most two bytes an element.
+std::size_t work_bytes(ggml_cgraph * graph) {
+    std::int64_t largest = 0;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * const node = ggml_graph_node(graph, i);
+        if (node->op == GGML_OP_MUL_MAT && node->src[0]->type != GGML_TYPE_F32) {
+            largest = std::max(largest, ggml_nelements(node->src[1]));
+        }
+    }
+    return static_cast<std::size_t>(largest) * 2;
 }
 
 }  // namespace
@@ -118,7 +129,7 @@ ComputeSize measure_compute(const DrafterSpec & spec, const DraftWeights & weigh
                         "cannot allocate " + std::to_string(bytes) + " bytes for the drafter's graphs");
         }
         if (device.is_cpu()) {
-            size.work = std::max(size.work, ggml_graph_plan(graph.graph(), device.n_threads(), nullptr).work_size);
+            size.work = std::max(size.work, work_bytes(graph.graph()));
         }
     }
     return size;

@@ -4,15 +4,15 @@
 #include <ggml-alloc.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <utility>
 
 #include "dflash/draft_context.h"
+#include "dflash/draft_io.h"
 #include "dflash/draft_plan.h"
 #include "dflash/draft_weights.h"
 #include "dflash/embedding_rows.h"
@@ -44,8 +44,18 @@ DrafterParams checked_threads(const DrafterParams & params) {
     return params;
 }
 
-void set_input(ggml_tensor * tensor, const void * data, std::size_t n_bytes) {
-    ggml_backend_tensor_set(tensor, data, 0, n_bytes);
+// Sums of x * 0, in lanes that vectorize: zero unless an x is infinite or no number.
+bool all_finite(std::span<const float> values) {
+    std::array<float, 16> lanes{};
+    std::size_t i = 0;
+    for (; i + lanes.size() <= values.size(); i += lanes.size()) {
+        for (std::size_t j = 0; j < lanes.size(); ++j) {
+            lanes[j] += values[i + j] * 0.0F;
+        }
+    }
+    const auto rest = values.subspan(i);
+    return std::ranges::all_of(lanes, [](float x) { return x == 0.0F; }) &&
+           std::ranges::all_of(rest, [](float x) { return std::isfinite(x); });
 }
 
 }  // namespace
@@ -59,11 +69,6 @@ struct Drafter::Impl {
     void inject_all(RingContext & ring, std::int32_t & pos0, std::span<const float> & taps, std::int32_t n_keep);
     DraftGraph & graph(RingContext & ring, const DraftShape & shape);
     void run(RingContext & ring, std::int32_t pos0, std::span<const float> taps, DraftCandidates * out);
-    void set_inject(const DraftGraph & graph, const RingContext & ring, const RingInterval & next, std::int32_t pos0,
-                    std::span<const float> taps);
-    void set_block(const DraftGraph & graph, const RingInterval & next, std::int32_t n_kv);
-    void fill_mask(std::size_t kind, const RingInterval & next, std::int32_t n_kv);
-    void read_candidates(const DraftGraph & graph, DraftCandidates & out);
 
     DrafterParams params;
     std::pair<DrafterSpec, TargetSpec> pair;
@@ -76,13 +81,8 @@ struct Drafter::Impl {
     std::shared_ptr<std::atomic<std::size_t>> context_bytes = std::make_shared<std::atomic<std::size_t>>(0);
     ggml_gallocr_ptr arena;              // one compute buffer for all graphs
     std::uint64_t arena_generation = 0;  // grows when the buffer moves: older graphs point into nowhere
-
-    // Host sides of the inputs.
-    std::vector<float> block_embd;  // [block_size x n_embd]; all but the anchor's row stay
-    std::vector<std::int32_t> positions;
-    std::vector<std::int64_t> cells;
-    std::vector<float> mask;
-    std::vector<float> parts;
+    std::vector<float> anchor_row;
+    std::unique_ptr<DraftInputs> inputs;
 };
 
 Drafter::Impl::Impl(const GgufFile & drafter_file, const GgufFile & target_file, const llama_model * target,
@@ -103,16 +103,9 @@ Drafter::Impl::Impl(const GgufFile & drafter_file, const GgufFile & target_file,
     arena.reset(ggml_gallocr_new(device->buffer_type()));
     compute = measure_compute(spec, weights, layout, *device, params.top_k, arena.get());
 
-    const auto n_embd = static_cast<std::size_t>(spec.n_embd);
-    block_embd.resize(static_cast<std::size_t>(spec.block_size) * n_embd);
-    const std::span mask_row = std::span(block_embd).subspan(n_embd, n_embd);
-    embeddings.read(spec.mask_token_id, mask_row);
-    if (spec.embedding_scale != 0.0F) {
-        std::ranges::for_each(mask_row, [&](float & x) { x *= spec.embedding_scale; });
-    }
-    for (std::size_t slot = 2; slot < static_cast<std::size_t>(spec.block_size); ++slot) {
-        std::ranges::copy(mask_row, block_embd.begin() + static_cast<std::ptrdiff_t>(slot * n_embd));
-    }
+    anchor_row.resize(static_cast<std::size_t>(spec.n_embd));
+    embeddings.read(spec.mask_token_id, anchor_row);
+    inputs = std::make_unique<DraftInputs>(spec, layout, anchor_row);
 }
 
 RingContext & Drafter::Impl::own(DraftContext & ctx) const {
@@ -139,6 +132,12 @@ std::int32_t Drafter::Impl::count_rows(std::span<const float> taps, std::int32_t
                     std::to_string(n) + " rows at position " + std::to_string(pos0) + " are outside 0.." +
                         std::to_string(n_positions),
                     "pos0");
+    }
+    if (!all_finite(taps)) {
+        throw Error(ErrorCode::decode_failed,
+                    "the taps hold values that are not numbers: the target's hidden states are "
+                    "damaged",
+                    "taps");
     }
     return static_cast<std::int32_t>(n);
 }
@@ -207,118 +206,22 @@ void Drafter::Impl::run(RingContext & ring, std::int32_t pos0, std::span<const f
     const std::int32_t n_kv = has_block ? kv_bucket(next.cells_in_use(), layout.capacity) : 0;
     const DraftGraph & g = graph(ring, {inject_bucket(n), n_kv, has_block});
     if (n > 0) {
-        set_inject(g, ring, next, pos0, taps);
+        inputs->set_inject(g, next, pos0, taps);
     }
     if (has_block) {
-        set_block(g, next, n_kv);
+        inputs->set_block(g, next, anchor_row);
     }
     const ggml_status status = ggml_backend_graph_compute(device->backend(), g.graph());
     if (status != GGML_STATUS_SUCCESS) {
         ring.interval() = survivors;
         throw Error(ErrorCode::decode_failed, std::string("the draft graph failed: ") + ggml_status_to_string(status));
     }
-    if (has_block) {
-        ring.interval() = survivors;
-        read_candidates(g, *out);
+    if (has_block && !read_candidates(g, weights.d2t, *out)) {
+        ring.wipe();
+        throw Error(ErrorCode::decode_failed,
+                    "the drafter's probabilities are not numbers: its weights or the taps it was given are damaged");
     }
     ring.interval() = next;
-}
-
-void Drafter::Impl::set_inject(const DraftGraph & g, const RingContext & ring, const RingInterval & next,
-                               std::int32_t pos0, std::span<const float> taps) {
-    const auto n = static_cast<std::int32_t>(taps.size() / static_cast<std::size_t>(g.taps->ne[0]));
-    const auto n_padded = static_cast<std::int32_t>(g.taps->ne[1]);
-    set_input(g.taps, taps.data(), taps.size_bytes());
-    if (n < n_padded) {
-        ggml_backend_tensor_memset(g.taps, 0, taps.size_bytes(), ggml_nbytes(g.taps) - taps.size_bytes());
-    }
-    positions.resize(static_cast<std::size_t>(n_padded));
-    cells.resize(static_cast<std::size_t>(n_padded));
-    for (std::int32_t i = 0; i < n_padded; ++i) {
-        const auto at = static_cast<std::size_t>(i);
-        positions[at] = i < n ? pos0 + i : 0;
-        cells[at] = i < n ? layout.block_size + next.cell(pos0 + i) : layout.scratch_cell();
-    }
-    set_input(g.inject_pos, positions.data(), positions.size() * sizeof(std::int32_t));
-    set_input(g.k_cells, cells.data(), cells.size() * sizeof(std::int64_t));
-
-    const std::vector<std::int64_t> row_cells = cells;
-    cells.clear();
-    for (const std::int64_t cell : row_cells) {
-        for (std::int64_t column = 0; column < layout.n_embd_kv; ++column) {
-            cells.push_back(column * ring.kv().n_cells + cell);
-        }
-    }
-    set_input(g.v_cells, cells.data(), cells.size() * sizeof(std::int64_t));
-}
-
-void Drafter::Impl::set_block(const DraftGraph & g, const RingInterval & next, std::int32_t n_kv) {
-    set_input(g.block_embd, block_embd.data(), block_embd.size() * sizeof(float));
-    positions.resize(static_cast<std::size_t>(spec.block_size));
-    std::iota(positions.begin(), positions.end(), next.end());
-    set_input(g.block_pos, positions.data(), positions.size() * sizeof(std::int32_t));
-    for (std::size_t kind = 0; kind < n_mask_kinds; ++kind) {
-        if (g.masks[kind] != nullptr) {
-            fill_mask(kind, next, n_kv);
-            set_input(g.masks[kind], mask.data(), mask.size() * sizeof(float));
-        }
-    }
-}
-
-// Rows are block slots; columns are the block's cells, then ring cells [0, n_kv).
-void Drafter::Impl::fill_mask(std::size_t kind, const RingInterval & next, std::int32_t n_kv) {
-    const std::int32_t window = kind / 2 == 1 ? spec.sliding_window : std::numeric_limits<std::int32_t>::max();
-    const bool causal = kind % 2 == 1;
-    const auto n_columns = static_cast<std::size_t>(spec.block_size + n_kv);
-    mask.assign(static_cast<std::size_t>(spec.block_size) * n_columns, -std::numeric_limits<float>::infinity());
-    for (std::int32_t slot = 0; slot < spec.block_size; ++slot) {
-        const std::span row = std::span(mask).subspan(static_cast<std::size_t>(slot) * n_columns, n_columns);
-        for (std::int32_t other = 0; other < spec.block_size; ++other) {
-            if ((!causal || other <= slot) && std::abs(slot - other) < window) {
-                row[static_cast<std::size_t>(other)] = 0.0F;
-            }
-        }
-        const std::int32_t first_seen = std::max(0, next.end() + slot - window + 1);
-        for (const RingInterval::Run & run : next.runs()) {
-            const std::int32_t skip = std::clamp(first_seen - run.pos, 0, run.count);
-            const auto from = static_cast<std::size_t>(spec.block_size + run.cell + skip);
-            std::ranges::fill(row.subspan(from, static_cast<std::size_t>(run.count - skip)), 0.0F);
-        }
-    }
-}
-
-void Drafter::Impl::read_candidates(const DraftGraph & g, DraftCandidates & out) {
-    const TopkPlan & plan = g.topk_plan();
-    const auto k = static_cast<std::size_t>(plan.top_k);
-    const auto n = static_cast<std::size_t>(plan.n_rows) * k;
-    out.n_slots = plan.n_rows;
-    out.top_k = plan.top_k;
-    out.ids.resize(n);
-    out.log_probs.resize(n);
-    bool usable = true;
-    if (g.fused_topk()) {
-        parts.resize(static_cast<std::size_t>(ggml_nelements(g.topk_parts)));
-        ggml_backend_tensor_get(g.topk_parts, parts.data(), 0, parts.size() * sizeof(float));
-        usable = merge_topk_parts(plan, parts, out.ids, out.log_probs);
-    } else {
-        ggml_backend_tensor_get(g.topk_ids, out.ids.data(), 0, n * sizeof(std::int32_t));
-        ggml_backend_tensor_get(g.topk_log_probs, out.log_probs.data(), 0, n * sizeof(float));
-        usable = std::ranges::none_of(out.log_probs, [](float x) { return std::isnan(x); }) &&
-                 std::ranges::all_of(out.ids, [&](std::int32_t id) { return id >= 0 && id < plan.n_vocab; });
-        for (std::size_t row = 0; usable && row < n; row += k) {
-            sort_candidates(std::span(out.ids).subspan(row, k), std::span(out.log_probs).subspan(row, k));
-        }
-    }
-    if (!usable) {
-        throw Error(ErrorCode::decode_failed,
-                    "the drafter's probabilities are not numbers: its weights or the taps it "
-                    "was given are damaged");
-    }
-    if (!weights.d2t.empty()) {
-        for (std::int32_t & id : out.ids) {
-            id = static_cast<std::int32_t>(weights.d2t[static_cast<std::size_t>(id)]);
-        }
-    }
 }
 
 Drafter::Drafter(const GgufFile & drafter_file, const GgufFile & target_file, const llama_model * target,
@@ -356,11 +259,7 @@ void Drafter::draft(DraftContext & ctx, std::int32_t pos0, std::span<const float
     Impl & impl = *impl_;
     RingContext & ring = impl.own(ctx);
     impl.count_rows(taps, taps.empty() ? ring.end() : pos0);
-    const std::span anchor_row = std::span(impl.block_embd).first(static_cast<std::size_t>(impl.spec.n_embd));
-    impl.embeddings.read(anchor, anchor_row);
-    if (impl.spec.embedding_scale != 0.0F) {
-        std::ranges::for_each(anchor_row, [&](float & x) { x *= impl.spec.embedding_scale; });
-    }
+    impl.embeddings.read(anchor, impl.anchor_row);
     const std::int32_t end_before = ring.end();
     try {
         impl.inject_all(ring, pos0, taps, impl.spec.block_size);

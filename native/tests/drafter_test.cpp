@@ -2,13 +2,18 @@
 #include "dflash/drafter.h"
 
 #include <doctest/doctest.h>
+#include <ggml-alloc.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cmath>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "dflash/draft_context.h"
+#include "dflash/draft_io.h"
 #include "dflash/draft_plan.h"
 #include "pair_bytes.h"
 
@@ -194,15 +199,34 @@ TEST_CASE("taps that are no numbers fail the round and leave the context as it w
     drafter.inject(*ctx, 0, random_taps(7));
     const DraftCandidates expected = draft(drafter, *ctx, 0, {});
     for (const std::int32_t n : {2, 40}) {
-        const std::vector<float> taps(static_cast<std::size_t>(n * feature_size), std::nanf(""));
-        const auto error = error_of([&] { draft(drafter, *ctx, 7, taps); });
-        REQUIRE(error.has_value());
-        CHECK(error->code() == ErrorCode::decode_failed);
-        CHECK(ctx->begin() == 0);
-        CHECK(ctx->end() == 7);
+        for (const float bad : {std::nanf(""), -INFINITY}) {
+            std::vector<float> taps = random_taps(n);
+            taps[static_cast<std::size_t>(n * feature_size - 3)] = bad;
+            const auto error = error_of([&] { draft(drafter, *ctx, 7, taps); });
+            REQUIRE(error.has_value());
+            CHECK(error->code() == ErrorCode::decode_failed);
+            CHECK(error->field() == "taps");
+            CHECK(error_of([&] { drafter.inject(*ctx, 7, taps); })->code() == ErrorCode::decode_failed);
+            CHECK(ctx->begin() == 0);
+            CHECK(ctx->end() == 7);
+        }
     }
-    // The block must not see the cells that the failed round had written.
     check_close(draft(drafter, *ctx, 0, {}), expected);
+}
+
+TEST_CASE("damaged weights fail the round; the context is emptied and not poisoned") {
+    GgufBytes bytes = random_drafter(false);
+    std::string head;
+    for (std::size_t i = 0; i < 80; ++i) {
+        head += bytes_of(i == 42 ? std::nanf("") : 0.5F);
+    }
+    bytes.drop_tensor("output.weight").tensor("output.weight", {8, 10}, GGML_TYPE_F32, head);
+    Drafter drafter = make(bytes);
+    const auto ctx = drafter.new_context();
+    const auto error = error_of([&] { draft(drafter, *ctx, 3, random_taps(7)); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == ErrorCode::decode_failed);
+    CHECK(ctx->begin() == ctx->end());
 }
 
 TEST_CASE("a reduced head answers in target ids") {
@@ -224,6 +248,33 @@ TEST_CASE("a reduced head answers in target ids") {
     CHECK(total == doctest::Approx(1.0));
     std::ranges::sort(std::span(out.ids).first(4));
     CHECK(std::vector(out.ids.begin(), out.ids.begin() + 4) == std::vector<std::int32_t>{0, 2, 7, 9});
+}
+
+TEST_CASE("ggml's own operations pick the same candidates as the fused one") {
+    const Files files(random_drafter(true));
+    const DrafterSpec spec = DrafterSpec::read(files.drafter);
+    const auto device = std::make_shared<DraftDevice>(nullptr);
+    DraftWeights weights(files.drafter, files.target, spec, *device, nullptr);
+    weights.load();
+    const KvLayout layout = kv_layout(spec, weights, 64);
+    RingContext ring(layout, device, std::make_shared<std::atomic<std::size_t>>(0));
+    const std::vector<float> taps = random_taps(8);
+    std::vector<float> mask_row(8, 0.25F);
+    DraftInputs inputs(spec, layout, mask_row);
+    ring.interval().evict(0, 8);
+    ring.interval().commit(0, 8);
+    std::array<DraftCandidates, 2> out;
+    for (const bool fused : {false, true}) {
+        const DraftGraph graph(spec, weights, ring.kv(), {8, 64, true}, top_k, fused);
+        const ggml_gallocr_ptr arena(ggml_gallocr_new(device->buffer_type()));
+        REQUIRE(ggml_gallocr_alloc_graph(arena.get(), graph.graph()));
+        inputs.set_inject(graph, ring.interval(), 0, taps);
+        inputs.set_block(graph, ring.interval(), mask_row);
+        REQUIRE(ggml_backend_graph_compute(device->backend(), graph.graph()) == GGML_STATUS_SUCCESS);
+        CHECK(graph.fused_topk() == fused);
+        REQUIRE(read_candidates(graph, weights.d2t, out[static_cast<std::size_t>(fused)]));
+    }
+    check_close(out[0], out[1]);
 }
 
 TEST_CASE("arguments are checked") {

@@ -96,6 +96,8 @@ class RingContext final : public DraftContext {
     [[nodiscard]] std::vector<std::byte> save() const override;
     void restore(std::span<const std::byte> bytes) override;
 
+    /// Empties the context and zeroes its cells: masked cells are multiplied by zero and must not hold NaN.
+    void wipe();
     [[nodiscard]] RingInterval & interval() { return interval_; }
     [[nodiscard]] const KvLayout & layout() const { return layout_; }
     [[nodiscard]] const KvTensors & kv() const { return cache_.tensors; }

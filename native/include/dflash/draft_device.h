@@ -19,7 +19,6 @@ class DraftDevice {
     [[nodiscard]] bool is_cpu() const;
     [[nodiscard]] ggml_backend_buffer_type_t buffer_type() const;
     void set_n_threads(std::int32_t n_threads);  // no effect on devices that have no such setting
-    [[nodiscard]] std::int32_t n_threads() const { return n_threads_; }
 
     /// Best buffer type for a matrix [ne0 x ne1] that MUL_MAT reads (repacking ones first), null where the device has
     /// none.
@@ -36,7 +35,6 @@ class DraftDevice {
   private:
     ggml_backend_dev_t device_;
     ggml_backend_ptr backend_;
-    std::int32_t n_threads_ = 1;
 };
 
 /// Types whose rows ggml can both multiply and dequantize.

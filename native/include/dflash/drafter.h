@@ -60,8 +60,8 @@ class DraftContext {
 class Drafter {
   public:
     /// Borrows the target's embedding rows (from its file) and head (its loaded tensor where the backend may use it as
-    /// a MUL_MAT weight, else from its file). `target` may be null for a drafter that has both of its own. The files are
-    /// not needed afterwards. Throws Error: incompatible_drafter, model_load, out_of_memory, unsupported.
+    /// a MUL_MAT weight, else from its file). `target` may be null for a drafter that has both of its own. The files
+    /// are not needed afterwards. Throws Error: incompatible_drafter, model_load, out_of_memory, unsupported.
     Drafter(const GgufFile & drafter_file, const GgufFile & target_file, const llama_model * target,
             const DrafterParams & params);
     Drafter(const Drafter &) = delete;
@@ -79,8 +79,9 @@ class Drafter {
     /// first; positions already there are overwritten from pos0 on.
     void inject(DraftContext & ctx, std::int32_t pos0, std::span<const float> taps);
 
-    /// Injects `taps` (may be empty) at pos0, then runs one block whose anchor sits at position ctx.end(), in one graph.
-    /// Throws Error(decode_failed); the context then holds what it held before, less the cells that `taps` had taken.
+    /// Injects `taps` (may be empty) at pos0, then runs one block whose anchor sits at position ctx.end(), in one
+    /// graph. Throws Error(decode_failed); the context then holds what it held before, less the cells that `taps` had
+    /// taken, and nothing where the probabilities came out as no numbers.
     void draft(DraftContext & ctx, std::int32_t pos0, std::span<const float> taps, llama_token anchor,
                DraftCandidates & out);
 
