@@ -65,8 +65,9 @@ Engine::Engine(llama_model * model, const llama_context_params & params, std::sh
     }
     if (drafter_->feature_size() != target_.feature_size()) {
         throw Error(ErrorCode::incompatible_drafter,
-                    "the drafter reads " + std::to_string(drafter_->feature_size()) + " numbers per position, the target's taps give " +
-                        std::to_string(target_.feature_size()) + "; use a drafter made for this target",
+                    "the drafter reads " + std::to_string(drafter_->feature_size()) +
+                        " numbers per position, the target's taps give " + std::to_string(target_.feature_size()) +
+                        "; use a drafter made for this target",
                     "fc.weight");
     }
     session_.draft_context = drafter_->new_context();
@@ -85,8 +86,9 @@ void Engine::check_tokens(std::span<const llama_token> tokens) const {
     const std::int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(target_.model()));
     const auto bad = std::ranges::find_if(tokens, [&](llama_token token) { return token < 0 || token >= n_vocab; });
     if (bad != tokens.end()) {
-        throw Error(ErrorCode::invalid_argument, "token id " + std::to_string(*bad) + " is outside the vocabulary of 0 to " +
-                                                     std::to_string(n_vocab - 1));
+        throw Error(
+            ErrorCode::invalid_argument,
+            "token id " + std::to_string(*bad) + " is outside the vocabulary of 0 to " + std::to_string(n_vocab - 1));
     }
 }
 
@@ -165,7 +167,8 @@ void Engine::decode_prompt_chunk(std::int32_t n_rows, bool last, bool all_logits
     std::vector<Row> rows;
     rows.reserve(static_cast<std::size_t>(n_rows));
     for (std::int32_t i = 0; i < n_rows; ++i) {
-        rows.push_back({session_.tokens()[static_cast<std::size_t>(pos0 + i)], pos0 + i, all_logits || (last && i + 1 == n_rows)});
+        rows.push_back(
+            {session_.tokens()[static_cast<std::size_t>(pos0 + i)], pos0 + i, all_logits || (last && i + 1 == n_rows)});
     }
     target_.decode(rows, wants_taps(pos0 + n_rows - 1));
 }
@@ -208,7 +211,8 @@ void Engine::eval(std::span<const llama_token> tokens, bool all_logits) {
     session_.append(tokens);
     std::vector<Row> rows;
     for (std::int32_t i = 0; i < n_rows; ++i) {
-        rows.push_back({session_.tokens()[static_cast<std::size_t>(pos0 + i)], pos0 + i, all_logits || i + 1 == n_rows});
+        rows.push_back(
+            {session_.tokens()[static_cast<std::size_t>(pos0 + i)], pos0 + i, all_logits || i + 1 == n_rows});
     }
     const Clock::time_point start = Clock::now();
     const bool tapped = wants_taps(pos0 + n_rows - 1);
@@ -240,13 +244,15 @@ llama_token Engine::sample_row(llama_sampler * sampler, std::int32_t row) {
     try {
         llama_sampler_apply(sampler, &candidates);
         if (candidates.selected < 0 || static_cast<std::size_t>(candidates.selected) >= candidates.size) {
-            throw Error(ErrorCode::invalid_argument, "the sampler chain chose no token; end it with greedy, dist or mirostat");
+            throw Error(ErrorCode::invalid_argument,
+                        "the sampler chain chose no token; end it with greedy, dist or mirostat");
         }
         const llama_token_data & chosen = candidates.data[candidates.selected];
         // A grammar aborts the process when it has to accept a token that it forbade.
         if (!(chosen.logit > -std::numeric_limits<float>::infinity())) {
-            throw Error(ErrorCode::decode_failed, "no token is left to choose: the grammar, the logit bias and the logits "
-                                                  "processors forbid all of them here");
+            throw Error(ErrorCode::decode_failed,
+                        "no token is left to choose: the grammar, the logit bias and the logits "
+                        "processors forbid all of them here");
         }
         llama_sampler_accept(sampler, chosen.id);
         return chosen.id;
@@ -369,15 +375,16 @@ std::vector<llama_token> Engine::draft_round(llama_sampler * sampler, const Roun
         }
         return sample_row(sampler, row);
     };
-    const Walk path = walk(tree, options.max_emit, sample, [&](llama_token token) { return llama_vocab_is_eog(vocab, token); });
+    const Walk path =
+        walk(tree, options.max_emit, sample, [&](llama_token token) { return llama_vocab_is_eog(vocab, token); });
     times.sample = ms_since(sampling);
 
     const auto n_kept = static_cast<std::int32_t>(path.emitted.size());
     keep_taps(pos0, n_kept);
     const bool rewound = n_kept == static_cast<std::int32_t>(rows.size()) || target_.rewind(pos0 + n_kept);
     times.total = ms_since(start);
-    session_.commit({pos0, static_cast<std::int32_t>(rows.size()), n_kept, n_kept, RoundKind::draft, true, true}, path.emitted,
-                    times);
+    session_.commit({pos0, static_cast<std::int32_t>(rows.size()), n_kept, n_kept, RoundKind::draft, true, true},
+                    path.emitted, times);
     output_rows_ = path.kept_rows;
     guard.release();
     if (!rewound) {

@@ -21,8 +21,12 @@ struct ModelMark {
 };
 
 ModelMark mark_of(const llama_model * model) {
-    return {llama_model_n_params(model), llama_model_size(model),  llama_model_n_embd(model),
-            llama_model_n_layer(model),  llama_vocab_n_tokens(llama_model_get_vocab(model)), 0};
+    return {llama_model_n_params(model),
+            llama_model_size(model),
+            llama_model_n_embd(model),
+            llama_model_n_layer(model),
+            llama_vocab_n_tokens(llama_model_get_vocab(model)),
+            0};
 }
 
 }  // namespace

@@ -20,12 +20,12 @@ namespace {
 
 // Graph files that assign t_layer_inp in the pinned llama.cpp, by general.architecture.
 constexpr std::array exporting_architectures{
-    std::string_view{"bailingmoe3"}, std::string_view{"deepseek4"},   std::string_view{"gemma4"},
-    std::string_view{"hunyuan-vl"},  std::string_view{"lfm2"},        std::string_view{"llama"},
-    std::string_view{"mimo2"},       std::string_view{"minimax-01"},  std::string_view{"minimax-m2"},
+    std::string_view{"bailingmoe3"},  std::string_view{"deepseek4"},  std::string_view{"gemma4"},
+    std::string_view{"hunyuan-vl"},   std::string_view{"lfm2"},       std::string_view{"llama"},
+    std::string_view{"mimo2"},        std::string_view{"minimax-01"}, std::string_view{"minimax-m2"},
     std::string_view{"muse-glimmer"}, std::string_view{"nanbeige"},   std::string_view{"nemotron-h"},
-    std::string_view{"gpt-oss"},     std::string_view{"qwen3"},       std::string_view{"qwen35"},
-    std::string_view{"qwen35moe"},   std::string_view{"qwen3moe"},    std::string_view{"qwen3next"},
+    std::string_view{"gpt-oss"},      std::string_view{"qwen3"},      std::string_view{"qwen35"},
+    std::string_view{"qwen35moe"},    std::string_view{"qwen3moe"},   std::string_view{"qwen3next"},
     std::string_view{"qwen4exp"},
 };
 
@@ -208,8 +208,9 @@ TargetContext::TargetContext(llama_model * model, llama_context_params params, s
     for (const std::int32_t layer : tap_inputs) {
         if (layer < 1 || layer > n_layer) {
             throw Error(ErrorCode::incompatible_drafter,
-                        "the drafter reads the input of target layer " + std::to_string(layer) + ", but this target has layers 1 to " +
-                            std::to_string(n_layer) + "; use a drafter made for this target",
+                        "the drafter reads the input of target layer " + std::to_string(layer) +
+                            ", but this target has layers 1 to " + std::to_string(n_layer) +
+                            "; use a drafter made for this target",
                         "dflash.target_layers");
         }
     }
@@ -220,7 +221,8 @@ TargetContext::TargetContext(llama_model * model, llama_context_params params, s
     if (mode == TapMode::layer_input && !tap_inputs.empty()) {
         if (!exports_layer_inputs(architecture)) {
             throw Error(ErrorCode::unsupported,
-                        "architecture " + architecture + " does not export layer inputs; use tap_mode=\"callback\"", "tap_mode");
+                        "architecture " + architecture + " does not export layer inputs; use tap_mode=\"callback\"",
+                        "tap_mode");
         }
         if (self.last_layer_tapped) {
             throw Error(ErrorCode::unsupported,
@@ -240,10 +242,11 @@ TargetContext::TargetContext(llama_model * model, llama_context_params params, s
     params.abort_callback_data = impl_.get();
     self.ctx.reset(llama_init_from_model(model, params));
     if (!self.ctx) {
-        throw Error(ErrorCode::out_of_memory,
-                    "llama.cpp could not make a context of " + std::to_string(params.n_ctx) +
-                        " cells for this model: not enough memory, or a K/V type or attention mode that it does not support; "
-                        "try a smaller context (--ctx)");
+        throw Error(
+            ErrorCode::out_of_memory,
+            "llama.cpp could not make a context of " + std::to_string(params.n_ctx) +
+                " cells for this model: not enough memory, or a K/V type or attention mode that it does not support; "
+                "try a smaller context (--ctx)");
     }
     if (llama_get_memory(self.ctx.get()) == nullptr) {
         return;  // an embedding model without K/V
@@ -275,8 +278,8 @@ std::size_t TargetContext::tap_bytes() const noexcept {
 void TargetContext::decode(std::span<const Row> rows, bool tap) {
     Impl & self = *impl_;
     if (rows.empty() || static_cast<std::int32_t>(rows.size()) > n_chunk()) {
-        throw Error(ErrorCode::invalid_argument, "a decode takes 1 to " + std::to_string(n_chunk()) + " rows, not " +
-                                                     std::to_string(rows.size()));
+        throw Error(ErrorCode::invalid_argument,
+                    "a decode takes 1 to " + std::to_string(n_chunk()) + " rows, not " + std::to_string(rows.size()));
     }
     tap = tap && !self.tap_inputs.empty();
     // The last layer's l_out holds output rows only.
@@ -308,8 +311,9 @@ void TargetContext::decode(std::span<const Row> rows, bool tap) {
                                                          " tokens is full; start anew or use a larger one (--ctx)");
         case 2: clear_cancel(); throw Error(ErrorCode::cancelled, "cancelled");
         default:
-            throw Error(ErrorCode::decode_failed, "llama.cpp failed to decode a batch of " + std::to_string(rows.size()) +
-                                                      " rows (status " + std::to_string(status) + ")");
+            throw Error(ErrorCode::decode_failed, "llama.cpp failed to decode a batch of " +
+                                                      std::to_string(rows.size()) + " rows (status " +
+                                                      std::to_string(status) + ")");
     }
     if (tap) {
         if (self.mode == TapMode::layer_input) {

@@ -39,7 +39,8 @@ ReplayResult Engine::replay(llama_sampler * sampler) {
             for (std::int32_t i = 0; i < n_samples; ++i) {
                 const bool draft = record.kind == RoundKind::draft;
                 const std::int32_t row = draft ? i : record.n_rows - 1;
-                const auto expected = static_cast<std::size_t>(draft ? record.pos0 + 1 + i : record.pos0 + record.n_rows);
+                const auto expected =
+                    static_cast<std::size_t>(draft ? record.pos0 + 1 + i : record.pos0 + record.n_rows);
                 if (sample_row(sampler, row) == tokens[expected]) {
                     ++result.exact;
                 } else if (result.first_mismatch < 0) {

@@ -40,9 +40,9 @@ void Session::restore(std::span<const std::byte> bytes) {
     pending.rows = in.array<float>();
     const auto context = in.array<std::byte>();
     in.finish();
-    const bool consistent = n_decoded >= 0 && n_decoded <= static_cast<std::int32_t>(tokens.size()) &&
-                            (records.empty() ? n_decoded == 0
-                                             : records.back().pos0 + records.back().n_kept == n_decoded);
+    const bool consistent =
+        n_decoded >= 0 && n_decoded <= static_cast<std::int32_t>(tokens.size()) &&
+        (records.empty() ? n_decoded == 0 : records.back().pos0 + records.back().n_kept == n_decoded);
     if (!consistent || (feature_size_ > 0 && pending.rows.size() % static_cast<std::size_t>(feature_size_) != 0)) {
         throw Error(ErrorCode::invalid_argument, "the saved state is damaged: its counts disagree; save it again");
     }

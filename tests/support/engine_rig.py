@@ -24,7 +24,9 @@ def address(pointer: Any) -> int:
 class Rig:
     """Target, drafter and engine; `close` frees them in that order reversed."""
 
-    def __init__(self, target: str, drafter: str | None, *, tap_mode: str = "auto", n_ctx: int = 512, **params: Any) -> None:
+    def __init__(
+        self, target: str, drafter: str | None, *, tap_mode: str = "auto", n_ctx: int = 512, **params: Any
+    ) -> None:
         llama_cpp.llama_backend_init()
         self.model = _internals.LlamaModel(
             path_model=target, params=llama_cpp.llama_model_default_params(), verbose=False

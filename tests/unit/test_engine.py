@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.engine_rig import Rig, address, greedy, sampled
 
 from dflash_local import _native
 from dflash_local._errors import Cancelled, ContextOverflow
+from support.engine_rig import Rig, address, greedy, sampled
 
 QUESTION = "Why do cats purr?"
 

@@ -23,8 +23,8 @@ constexpr std::int32_t draft_auto = -1;
 struct RoundOptions {
     std::int32_t draft_rows = draft_auto;  // draft_auto: the planner decides; 0: plain; n: verify n drafted rows
     std::int32_t max_emit = INT32_MAX;
-    bool all_logits = false;               // keep the logits of every row, also of waiting prompt tokens
-    std::function<void()> on_sample;       // before each sampled node; may throw, then nothing of the round remains
+    bool all_logits = false;          // keep the logits of every row, also of waiting prompt tokens
+    std::function<void()> on_sample;  // before each sampled node; may throw, then nothing of the round remains
 };
 
 struct ReplayResult {
@@ -38,7 +38,8 @@ struct ReplayResult {
 class Engine {
   public:
     /// `drafter` may be null. Throws what TargetContext throws.
-    Engine(llama_model * model, const llama_context_params & params, std::shared_ptr<Drafter> drafter, TapMode tap_mode);
+    Engine(llama_model * model, const llama_context_params & params, std::shared_ptr<Drafter> drafter,
+           TapMode tap_mode);
 
     [[nodiscard]] TargetContext & target() noexcept { return target_; }
     [[nodiscard]] const TargetContext & target() const noexcept { return target_; }

@@ -56,10 +56,11 @@ class TargetContext {
     /// Taps of the last decode, [n_rows x feature_size()], of a row one tap after the other.
     [[nodiscard]] std::span<const float> taps() const noexcept;
 
-    /// Removes positions >= pos. False where the memory cannot (recurrent state, or an evicted window): then it is empty.
+    /// Removes positions >= pos. False where the memory cannot (recurrent state, or an evicted window): then it is
+    /// empty.
     bool rewind(llama_pos pos);
 
-    void cancel() noexcept;        // from any thread
+    void cancel() noexcept;  // from any thread
     void clear_cancel() noexcept;
     void set_interrupt_poll(InterruptPoll poll);
 

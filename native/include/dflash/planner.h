@@ -12,10 +12,10 @@ namespace dflash {
 /// never pays costs at most that share.
 class Planner {
   public:
-    static constexpr std::int32_t fixed_rows = 3;       // drafted rows of a round; with the anchor four rows
-    static constexpr std::int32_t check_interval = 8;   // draft rounds between two judgements
-    static constexpr double loss_share = 0.02;          // of plain decoding time, given to trials
-    static constexpr double gain_needed = 1.03;         // speed against plain to start or go on drafting
+    static constexpr std::int32_t fixed_rows = 3;      // drafted rows of a round; with the anchor four rows
+    static constexpr std::int32_t check_interval = 8;  // draft rounds between two judgements
+    static constexpr double loss_share = 0.02;         // of plain decoding time, given to trials
+    static constexpr double gain_needed = 1.03;        // speed against plain to start or go on drafting
 
     /// Rows to draft in the next round, 0 for plain. `block_slots`: how many the drafter offers.
     [[nodiscard]] std::int32_t decide(std::int32_t block_slots);
@@ -27,8 +27,8 @@ class Planner {
 
     /// Why drafting is off now; empty while it is on.
     [[nodiscard]] std::string declined() const;
-    [[nodiscard]] double plain_ms() const;   // median of recent rounds, 0: unknown
-    [[nodiscard]] double draft_gain() const; // speed of recent draft rounds against plain, 0: unknown
+    [[nodiscard]] double plain_ms() const;    // median of recent rounds, 0: unknown
+    [[nodiscard]] double draft_gain() const;  // speed of recent draft rounds against plain, 0: unknown
 
   private:
     struct DraftRound {
@@ -36,8 +36,9 @@ class Planner {
         std::int32_t emitted;
     };
     static constexpr std::size_t history = 32;
-    static constexpr std::int32_t plain_needed = 4;        // plain rounds before the first trial
-    static constexpr std::int32_t refresh_interval = 64;   // draft rounds between two plain ones that renew the reference
+    static constexpr std::int32_t plain_needed = 4;  // plain rounds before the first trial
+    static constexpr std::int32_t refresh_interval =
+        64;  // draft rounds between two plain ones that renew the reference
 
     std::deque<double> plain_;
     std::deque<DraftRound> draft_;

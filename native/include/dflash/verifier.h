@@ -16,8 +16,8 @@ namespace dflash {
 [[nodiscard]] std::vector<Row> verify_rows(const DraftTree & tree, llama_token anchor, llama_pos pos);
 
 struct Walk {
-    std::vector<llama_token> emitted;      // one per sampled row; all but the last were drafted
-    std::vector<std::int32_t> kept_rows;   // rows on the accepted path, the anchor's first; as many as `emitted`
+    std::vector<llama_token> emitted;     // one per sampled row; all but the last were drafted
+    std::vector<std::int32_t> kept_rows;  // rows on the accepted path, the anchor's first; as many as `emitted`
 };
 
 /// Draws one token of the target at each node from the anchor on: a child that carries it is accepted and the walk goes
