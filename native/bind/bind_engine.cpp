@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,13 +39,18 @@ TapMode tap_mode_of(const std::string & name) {
     throw Error(ErrorCode::invalid_argument, "tap_mode is auto, callback or layer_input, not \"" + name + "\"", "tap_mode");
 }
 
-template <typename T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> copy_array(std::span<const T> values) {
+template <typename T, std::size_t N>
+nb::ndarray<nb::numpy, T, nb::ndim<N>> copy_array(std::span<const T> values, const std::array<std::size_t, N> & shape) {
     auto owner = std::make_unique<T[]>(std::max<std::size_t>(1, values.size()));
     std::ranges::copy(values, owner.get());
     T * data = owner.release();
     const nb::capsule capsule(data, [](void * p) noexcept { delete[] static_cast<T *>(p); });
-    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {values.size()}, capsule);
+    return nb::ndarray<nb::numpy, T, nb::ndim<N>>(data, N, shape.data(), capsule);
+}
+
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> copy_array(std::span<const T> values) {
+    return copy_array<T, 1>(values, {values.size()});
 }
 
 /// Runs `work` without the GIL; a pending KeyboardInterrupt, seen by the engine's poll, wins over Cancelled.
@@ -198,6 +204,12 @@ void init_engine(nb::module_ & m) {
         .def("sample", [](EngineHandle & self, std::uintptr_t sampler, std::int32_t row) {
             return without_gil([&] { return self.get().sample(sampler_of(sampler), row); });
         }, "sampler"_a, "row"_a = -1)
+        .def("taps", [](const EngineHandle & self) {
+            const TargetContext & target = self.get().target();
+            const auto columns = static_cast<std::size_t>(target.feature_size());
+            const std::size_t n_rows = columns > 0 ? target.taps().size() / columns : 0;
+            return copy_array<float, 2>(target.taps(), {n_rows, columns});
+        })
         .def("eval", [](EngineHandle & self, const std::vector<llama_token> & tokens, bool all_logits) {
             without_gil([&] { self.get().eval(tokens, all_logits); });
         }, "tokens"_a, "all_logits"_a = false)
