@@ -12,9 +12,7 @@ import pytest
 
 import dflash_local
 from dflash_local.llama import Llama
-
-# One thread: results do not depend on it, and a busy machine does not stall.
-MODEL_OPTIONS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "flash_attn": False, "verbose": False}
+from support.llama_options import MODEL_OPTIONS
 
 
 @pytest.fixture(scope="session")

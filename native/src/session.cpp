@@ -27,8 +27,11 @@ std::int32_t Session::begin(std::span<const llama_token> prompt, bool reuse) {
     while (common < limit && tokens_[common] == prompt[common]) {
         ++common;
     }
-    const auto last = static_cast<std::int32_t>(prompt.size()) - 1;
-    cut(static_cast<std::int32_t>(common), std::min({static_cast<std::int32_t>(common), last, n_decoded_}));
+    const auto n_common = static_cast<std::int32_t>(common);
+    const auto size = static_cast<std::int32_t>(prompt.size());
+    // A prompt asked again: two rows take the kernels that the whole prompt took, one row others, with other numbers.
+    const std::int32_t most = std::min(n_common, n_decoded_) == size ? std::max(0, size - 2) : size - 1;
+    cut(n_common, std::min({n_common, most, n_decoded_}));
     tokens_.assign(prompt.begin(), prompt.end());
     for (DecodeRecord & record : records_) {
         record.current_run = false;

@@ -120,7 +120,8 @@ class Engine:
     def begin(self, prompt: Sequence[int], reuse: bool = True) -> int:
         """Makes `prompt` the conversation: keeps the K/V of the common prefix, drops the rest, starts a run
         (statistics). Returns the number of tokens kept. Raises ContextOverflow (prompt >= n_ctx), ValueError (empty,
-        ids out of range). At least the last prompt token is decoded again, for its logits."""
+        ids out of range). At least the last prompt token is decoded again, for its logits; the last two
+        where all were decoded before."""
 
     def prefill(self) -> bool:
         """Decodes the next chunk (n_batch) of undecoded prompt tokens, all but what the first round needs. True while

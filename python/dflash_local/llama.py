@@ -26,7 +26,7 @@ from dflash_local.chat.guard import CUT, LITERAL, guard_messages, tokenize_guard
 from dflash_local.llama_context import EngineContext
 from dflash_local.llama_engine import AUTO_ROWS, EngineLlama
 from dflash_local.llama_params import KvOverride, build_context_params, build_model_params
-from dflash_local.pairs.resolve import Pair, resolve_pair
+from dflash_local.pairs.resolve import Pair, describe_memory, estimate_pair, resolve_pair
 from dflash_local.vocab import Vocab
 
 DRAFT_KINDS = ("dflash",)
@@ -121,6 +121,9 @@ class Llama(EngineLlama):
         pair = None if reason else _find_pair(model_path, draft, draft_model_path)
         if pair is not None:
             _check_rows(draft_rows, pair)
+            pair, memory = estimate_pair(pair, n_batch=min(n_ctx, n_batch) or n_batch)
+            if memory is not None and verbose:
+                sys.stderr.write(f"Llama: {describe_memory(memory)}\n")
         self.model_path = model_path
         self.draft, self.draft_model_path, self.draft_rows = draft, draft_model_path, draft_rows
         self._draft_rows = 0 if draft is None else AUTO_ROWS if draft_rows is None else draft_rows

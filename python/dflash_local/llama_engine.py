@@ -11,7 +11,7 @@ from typing import Any, TypedDict, cast
 from llama_cpp import Llama as LlamaBase
 from llama_cpp import LlamaState, LogitsProcessorList
 
-from dflash_local._errors import Error, Unsupported
+from dflash_local._errors import ContextOverflow, Error, Unsupported
 from dflash_local._native import Engine
 from dflash_local.llama_context import CLOSED, Closed
 from dflash_local.llama_sampling import ProcessorGuard, check_grammar, sampler_address, with_bias
@@ -244,6 +244,11 @@ class EngineLlama(LlamaBase):  # type: ignore[misc]
             return
         if self.n_tokens > engine.n_tokens:
             raise ValueError(f"n_tokens was set to {self.n_tokens}, but only {engine.n_tokens} tokens are known")
+        if self.n_tokens + len(tokens) > self._n_ctx:
+            raise ContextOverflow(
+                f"eval: {len(tokens)} tokens after {self.n_tokens} are more than the context of {self._n_ctx} holds:"
+                " make Llama with a larger n_ctx"
+            )
         self._take_over()
         engine.truncate(self.n_tokens)
         rest = [int(token) for token in tokens]

@@ -9,8 +9,8 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from conftest import MODEL_OPTIONS
 from dflash_local.llama import Llama
+from support.llama_options import MODEL_OPTIONS
 
 PROMPT = "The capital of France is"
 OURS_ONLY = {"draft", "draft_model_path", "draft_rows"}

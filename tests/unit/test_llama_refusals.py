@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dflash_local._errors as errors
-from conftest import MODEL_OPTIONS
 from dflash_local.llama import Llama
+from support.llama_options import MODEL_OPTIONS
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ class Session {
     [[nodiscard]] std::span<const DecodeRecord> records() const noexcept { return records_; }
 
     /// Starts a run on `prompt`; returns how many of its leading tokens keep their K/V: the common prefix, but never
-    /// the last token, whose logits are needed. The caller removes the rest from the memories.
+    /// the last token, whose logits are needed (of a prompt wholly decoded before, the last two: then it gets the same
+    /// answer again). The caller removes the rest from the memories.
     std::int32_t begin(std::span<const llama_token> prompt, bool reuse);
     void append(std::span<const llama_token> tokens);
     /// Commits one decode: `n_kept` of its rows, then the emitted tokens, and its times.
