@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,34 +22,64 @@ def load_model(path: Path) -> int:
     return int(model)
 
 
-class LlamaDrafter:
-    """A drafter loaded as a llama.cpp model whose context borrows from the target's."""
+@contextmanager
+def loaded_target(path: Path, n_ctx: int = 64) -> Iterator[tuple[int, int]]:
+    """Addresses of a target's llama_model and of a context on it."""
+    model = load_model(path)
+    params = ll.llama_context_default_params()
+    params.n_ctx = n_ctx
+    params.n_threads = params.n_threads_batch = 1
+    ctx = int(ll.llama_init_from_model(model, params))
+    yield model, ctx
+    ll.llama_free(ctx)
+    ll.llama_model_free(model)
 
-    def __init__(self, path: Path, target_ctx: int, *, block_size: int, causal: bool, n_ctx: int = 1024) -> None:
+
+def tokenize(model: int, text: bytes) -> list[int]:
+    buffer = (ll.llama_token * len(text))()
+    n = ll.llama_tokenize(ll.llama_model_get_vocab(model), text, len(text), buffer, len(buffer), False, False)
+    return list(buffer[:n])
+
+
+def tapped_prompt(ctx: int, tokens: list[int], layers: list[int], n_embd: int) -> npt.NDArray[np.float32]:
+    """Decodes a prompt with llama.cpp's own taps on the inputs of `layers`: [n, len(layers) * n_embd]."""
+    library = ctypes.CDLL(ll._lib._name)  # C++ names, which llama_cpp does not bind
+    switch = library._Z30llama_set_embeddings_layer_inpP13llama_contextjb
+    switch.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool]
+    read = library._Z30llama_get_embeddings_layer_inpP13llama_contextj
+    read.argtypes, read.restype = [ctypes.c_void_p, ctypes.c_uint32], ctypes.POINTER(ctypes.c_float)
+    for layer in layers:
+        switch(ctx, layer, True)
+    batch = ll.llama_batch_get_one((ll.llama_token * len(tokens))(*tokens), len(tokens))
+    assert ll.llama_decode(ctx, batch) == 0
+    taps = [np.ctypeslib.as_array(read(ctx, layer), (len(tokens), n_embd)).copy() for layer in layers]
+    return np.concatenate(taps, axis=1)
+
+
+class LlamaDrafter:
+    """A drafter loaded as a llama.cpp model whose context borrows embeddings and head from the target's."""
+
+    def __init__(
+        self, path: Path, target_ctx: int, *, block_size: int, causal: bool, f32_context: bool = False
+    ) -> None:
         self.block_size = block_size
         self.model = load_model(path)
-        self.n_vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self.model))
-        self.mask = ll.llama_vocab_mask(ll.llama_model_get_vocab(self.model))
+        vocab = ll.llama_model_get_vocab(self.model)
+        self.n_vocab = ll.llama_vocab_n_tokens(vocab)
+        self.mask = ll.llama_vocab_mask(vocab)
         params = ll.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
-        params.n_threads = params.n_threads_batch = 2
+        params.n_ctx = params.n_batch = params.n_ubatch = 1024
+        params.n_threads = params.n_threads_batch = 1
         params.flash_attn_type = ll.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        params.type_k = params.type_v = 1  # F16
+        params.type_k = params.type_v = 0 if f32_context else 1  # ggml's numbers of F32 and F16
         params.swa_full = True
         params.ctx_other = target_ctx
-        self.params = params
-        self.causal = causal
-        self.ctx = 0
-
-    def use_f32_context(self) -> None:
-        self.params.type_k = self.params.type_v = 0
+        self.ctx = int(ll.llama_init_from_model(self.model, params))
+        assert self.ctx
+        ll.llama_set_causal_attn(self.ctx, causal)
 
     def logits(self, taps: npt.NDArray[np.float32], anchor: int, pos0: int = 0) -> npt.NDArray[np.float32]:
         """Injects taps [n, feature] at pos0 into an empty context and drafts: logits [block_size - 1, n_vocab]."""
-        if not self.ctx:
-            self.ctx = int(ll.llama_init_from_model(self.model, self.params))
-            assert self.ctx
-            ll.llama_set_causal_attn(self.ctx, self.causal)
         ll.llama_memory_clear(ll.llama_get_memory(self.ctx), True)
         n = taps.shape[0]
         if n:
@@ -71,6 +103,5 @@ class LlamaDrafter:
         assert status == 0, f"llama_decode returned {status}"
 
     def close(self) -> None:
-        if self.ctx:
-            ll.llama_free(self.ctx)
+        ll.llama_free(self.ctx)
         ll.llama_model_free(self.model)
