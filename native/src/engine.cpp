@@ -264,7 +264,7 @@ llama_token Engine::sample_row(llama_sampler * sampler, std::int32_t row) {
 }
 
 std::int32_t Engine::rows_to_draft(const RoundOptions & options) {
-    const bool first = session_.stats().predicted_n == 0;
+    const bool first = !session_.has_emitted();
     if (!drafter_ || !failure_.empty() || options.draft_rows == 0 || session_.n_pending() != 1 || first) {
         return 0;
     }
@@ -321,7 +321,7 @@ std::vector<llama_token> Engine::plain_round(llama_sampler * sampler, const Roun
         }
     }
     times.total = ms_since(start);
-    const bool in_run = session_.stats().predicted_n > 0;
+    const bool in_run = session_.has_emitted();
     session_.commit({pos0, n_rows, n_rows, 1, RoundKind::plain, true, options.all_logits}, emitted, times);
     output_rows_.resize(options.all_logits ? static_cast<std::size_t>(n_rows) : 1);
     std::iota(output_rows_.begin(), output_rows_.end(), options.all_logits ? 0 : n_rows - 1);

@@ -114,6 +114,12 @@ void Session::cut_taps(std::int32_t pos) {
     }
 }
 
+bool Session::has_emitted() const {
+    // Only prompt batches and evaluated tokens emit nothing, so the search ends at once.
+    return std::any_of(notes_.rbegin(), notes_.rend(),
+                       [&](const RoundNote & note) { return records_[note.record].n_emitted > 0; });
+}
+
 RunStats Session::stats() const {
     RunStats stats;
     stats.reused_n = reused_n_;

@@ -82,6 +82,8 @@ class Session {
     /// For replay and a memory that had to be emptied: nothing is decoded any more, the tokens stay.
     void forget_decoded();
 
+    /// Has the current run emitted a token? Constant time.
+    [[nodiscard]] bool has_emitted() const;
     /// The first token comes out of the prompt's last batch: that round's time counts as the prompt's.
     [[nodiscard]] RunStats stats() const;
 
