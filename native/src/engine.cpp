@@ -210,6 +210,7 @@ void Engine::eval(std::span<const llama_token> tokens, bool all_logits) {
     RollbackGuard guard(*this);
     session_.append(tokens);
     std::vector<Row> rows;
+    rows.reserve(static_cast<std::size_t>(n_rows));
     for (std::int32_t i = 0; i < n_rows; ++i) {
         rows.push_back(
             {session_.tokens()[static_cast<std::size_t>(pos0 + i)], pos0 + i, all_logits || i + 1 == n_rows});

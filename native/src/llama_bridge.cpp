@@ -51,7 +51,7 @@ bool exports_layer_inputs(const std::string & architecture) {
 
 struct TargetContext::Impl {
     struct ContextDeleter {
-        void operator()(llama_context * ctx) const noexcept { llama_free(ctx); }
+        void operator()(llama_context * context) const noexcept { llama_free(context); }
     };
 
     llama_model * model = nullptr;
