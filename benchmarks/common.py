@@ -133,16 +133,26 @@ class Model:
         return bool(llama_cpp.llama_vocab_is_eog(self.vocab, token))
 
     def context_params(
-        self, *, n_ctx: int = 1024, threads: int = 0, flash: bool = False, n_batch: int = 512
+        self, *, n_ctx: int = 1024, threads: int = 0, flash: str = "off", n_batch: int = 512
     ) -> llama_cpp.llama_context_params:
-        """The same parameters for every side of a comparison: equal thread counts for one row and many."""
+        """The same parameters for every side of a comparison: equal thread counts for one row and many.
+
+        flash: off, on, or auto, which takes what the package's own timing chooses.
+        """
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_ctx
         params.n_batch = params.n_ubatch = n_batch
         params.n_threads = params.n_threads_batch = threads or default_threads()
-        params.flash_attn_type = int(flash)
+        params.flash_attn_type = self._timed_flash(n_ctx, params.n_threads) if flash == "auto" else int(flash == "on")
         params.no_perf = True
         return params
+
+    def _timed_flash(self, n_ctx: int, threads: int) -> int:
+        from dflash_local import _native, tune
+
+        n_head = llama_cpp.llama_model_n_head(self.handle)
+        shape = tune.HeadShape(n_head, llama_cpp.llama_model_n_head_kv(self.handle), self.n_embd // n_head)
+        return tune.tune(shape, n_ctx, _native.time_attention, n_threads=threads).flash_attn_type
 
 
 def default_threads() -> int:
@@ -170,7 +180,6 @@ def open_engine(
     model: Model,
     params: llama_cpp.llama_context_params,
     drafter: Path | None = None,
-    threads: int = 1,
     tap_mode: str = "auto",
 ) -> Iterator[Any]:
     """The native engine on a loaded target, with a drafter of its own or none."""
@@ -178,9 +187,7 @@ def open_engine(
 
     loaded = None
     if drafter:
-        loaded = _native.Drafter(
-            str(drafter), str(model.path), model.handle, n_ctx=int(params.n_ctx), n_threads=threads
-        )
+        loaded = _native.Drafter(str(drafter), str(model.path), model.handle, n_threads=int(params.n_threads))
     engine = _native.Engine(model.handle, ctypes.addressof(params), loaded, tap_mode=tap_mode)
     try:
         yield engine
@@ -255,7 +262,7 @@ def parser(doc: str | None, *, suite: Path = SUITE) -> argparse.ArgumentParser:
     options.add_argument("--max-tokens", type=int, default=0, help="cap on each prompt's max_tokens, 0: none")
     options.add_argument("--threads", type=int, default=0, help="threads for one row and many (default: all cores)")
     options.add_argument("--n-ctx", type=int, default=1024)
-    options.add_argument("--flash", choices=("off", "on"), default="off", help="flash attention of drafting runs")
+    options.add_argument("--flash", choices=("off", "on", "auto"), default="off", help="auto: timed")
     options.add_argument("--json", type=Path, default=None, help="write the report here")
     return options
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from itertools import pairwise
 
 import llama_cpp
 import numpy as np
@@ -53,15 +52,16 @@ class Decoder:
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), 0, n, -1)
         self.n = n
 
-    def decode(self, tokens: Sequence[int], keep: int | None = None) -> Floats:
+    def decode(self, tokens: Sequence[int], keep: int | None = None, all_logits: bool = True) -> Floats:
         """One batch after the last position, of which the first `keep` rows stay (all of them by default).
 
-        Logits of every row are there until the next call. Returns taps of the rows that stay, [keep, n_taps * n_embd].
+        Logits are there until the next call, of every row or of the last one. Returns taps of the rows that stay,
+        [keep, n_taps * n_embd].
         """
         batch, n = self._batch, len(tokens)
         batch.n_tokens = n
         for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, self.n + i, 1
+            batch.token[i], batch.pos[i], batch.logits[i] = token, self.n + i, int(all_logits or i + 1 == n)
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
         if llama_cpp.llama_decode(self.ctx, batch) != 0:
             raise RuntimeError(f"llama_decode failed on {n} rows at position {self.n}")
@@ -73,12 +73,11 @@ class Decoder:
             self.rewind(self.n - n + keep)
         return np.concatenate(taps, axis=1) if taps else np.zeros((keep, 0), np.float32)
 
-    def prompt(self, tokens: Sequence[int], last_alone: bool) -> Floats:
-        """A prompt from an empty context in chunks of n_batch, its last token with the others or in its own batch."""
+    def prompt(self, tokens: Sequence[int]) -> Floats:
+        """A prompt from an empty context, in chunks of n_batch as plain decoding takes it, logits of the last row."""
         self.clear()
-        end = len(tokens) - 1 if last_alone else len(tokens)
-        cuts = [*range(0, end, self._n_batch), end, len(tokens)]
-        return np.concatenate([self.decode(tokens[a:b]) for a, b in pairwise(cuts) if b > a])
+        chunks = [tokens[i : i + self._n_batch] for i in range(0, len(tokens), self._n_batch)]
+        return np.concatenate([self.decode(chunk, all_logits=False) for chunk in chunks])
 
     def logits(self, row: int = -1) -> Floats:
         """A copy of the logits of a row of the last batch."""

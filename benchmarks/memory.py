@@ -40,13 +40,13 @@ def child(args: Any) -> None:
 
     sizes: dict[str, Any] = {}
     with common.Model(args.target) as model:
-        params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash == "on", n_batch=N_BATCH)
+        params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash, n_batch=N_BATCH)
         drafter = args.drafter if args.child == "draft" else None
         if drafter:
-            estimate = _native.estimate_memory(str(args.drafter), str(args.target), n_ctx=args.n_ctx, n_batch=N_BATCH)
+            estimate = _native.estimate_memory(str(args.drafter), str(args.target), n_batch=N_BATCH)
             sizes["estimate"] = dict(estimate)
         prompt = model.tokenize("A long walk along the coast takes a whole day. " * 200)[: min(600, args.n_ctx - 64)]
-        with common.open_engine(model, params, drafter, args.threads) as engine, common.sampler() as chain:
+        with common.open_engine(model, params, drafter) as engine, common.sampler() as chain:
             for _ in range(2):
                 common.run_engine(engine, model, prompt, chain, 32, 7 if drafter else 0)
             sizes["resident"] = resident()

@@ -48,9 +48,9 @@ def one_run(engine: Any, model: common.Model, prompt: common.Prompt, draft_rows:
 
 def rounds(args: Any, model: common.Model, prompts: Sequence[common.Prompt]) -> dict[str, dict[str, float]]:
     """Milliseconds a round by part and the shares, by configuration."""
-    params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash == "on")
+    params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash)
     sums: dict[str, list[dict[str, float]]] = {name: [] for name in args.configs.split(",")}
-    with common.open_engine(model, params, args.drafter, args.threads) as engine:
+    with common.open_engine(model, params, args.drafter) as engine:
         one_run(engine, model, prompts[0], 7)
         for i, prompt in enumerate(prompts):
             common.progress(i, len(prompts), prompt.id)
@@ -75,12 +75,12 @@ def split(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def taps(args: Any, model: common.Model) -> dict[str, dict[str, float]]:
     """Median milliseconds of one decode by rows, without a drafter and in both ways of tapping, taken in turn."""
-    params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash == "on")
+    params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash)
     context = model.tokenize("The mill by the river has ground flour for the village since long before. " * 10)[:128]
     with (
         common.open_engine(model, params) as off,
-        common.open_engine(model, params, args.drafter, args.threads, "callback") as callback,
-        common.open_engine(model, params, args.drafter, args.threads, "layer_input") as layer_input,
+        common.open_engine(model, params, args.drafter, "callback") as callback,
+        common.open_engine(model, params, args.drafter, "layer_input") as layer_input,
     ):
         engines = {"off": off, **dict(zip(TAP_MODES, (callback, layer_input), strict=True))}
         times: dict[str, dict[int, list[float]]] = {name: {w: [] for w in WIDTHS} for name in engines}

@@ -29,8 +29,8 @@ def redecode(
     decoder: Decoder, prompt: Sequence[int], text: Sequence[int], classes: Sequence[int], chain: int
 ) -> list[int]:
     """What the target says after each prefix of `text`, prefix tokens forced; one token a batch, dummies removed."""
-    decoder.prompt(prompt, last_alone=True)
-    said = [decoder.sample(chain, 0)]
+    decoder.prompt(prompt)
+    said = [decoder.sample(chain)]
     for token, n_rows in zip(text, classes[1:], strict=False):
         decoder.decode([token] * n_rows, keep=1)
         said.append(decoder.sample(chain, 0))
@@ -94,7 +94,7 @@ def prove(
 
 def margin(decoder: Decoder, prompt: Sequence[int], prefix: Sequence[int], plain: int, other: int) -> float:
     """By how much plain's logit is above the other's, in a batch of one row."""
-    decoder.prompt(prompt, last_alone=True)
+    decoder.prompt(prompt)
     for token in prefix:
         decoder.decode([token])
     logits = decoder.logits(0)
@@ -169,10 +169,10 @@ def run(
     """All runs, one row each."""
     rows = []
     with common.Model(args.target) as model:
-        params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash == "on")
+        params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash)
         with (
             common.open_engine(model, params) as bare,
-            common.open_engine(model, params, args.drafter, args.threads) as engine,
+            common.open_engine(model, params, args.drafter) as engine,
             Decoder(model, params) as decoder,
         ):
             for i, prompt in enumerate(prompts):

@@ -43,7 +43,7 @@ class Written:
 def write_text(decoder: Decoder, prompt: Sequence[int], max_tokens: int, n_rows: int) -> Written:
     """The target's greedy text, every token after the first from a batch of n_rows rows (dummies are removed)."""
     with common.sampler(GREEDY) as chain:
-        taps = [decoder.prompt(prompt, last_alone=n_rows > 1)]
+        taps = [decoder.prompt(prompt)]
         ids = [decoder.sample(chain)]
         while len(ids) < max_tokens and not decoder.model.is_eog(ids[-1]):
             taps.append(decoder.decode([ids[-1]] * n_rows, keep=1))
@@ -58,9 +58,10 @@ def draft(text: Written, drafter: Proposer, at: int) -> list[int]:
 
 
 def accepted(text: Written, chains: Callable[[int], list[int]], width: int) -> list[int]:
-    """Accepted tokens of each round; a round's last token is emitted, never accepted, also at the end of the text."""
+    """Accepted tokens of each draft round. A round's last token is emitted, never accepted, so that a text's very last
+    token, if it is left alone, has no draft round of its own."""
     counts, at = [], 0
-    while at + 1 < len(text.ids):
+    while at + 2 < len(text.ids):
         n, left = 0, text.ids[at + 1 :]
         chain = chains(at)[: min(width, len(left) - 1)]
         while n < len(chain) and chain[n] == left[n]:
@@ -110,7 +111,7 @@ def run(
 
     taps = _native.inspect(str(args.drafter))["tap_inputs"]
     drafter = _native.Drafter(str(args.drafter), str(args.target), model.handle, n_threads=args.threads)
-    params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash == "on")
+    params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash)
     with Decoder(model, params, taps) as decoder:
         return simulate(decoder, drafter, prompts, widths, n_rows)
 

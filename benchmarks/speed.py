@@ -49,17 +49,17 @@ def run(args: Any, prompts: Sequence[common.Prompt], configs: Sequence[str]) -> 
     """One row a prompt, with medians by configuration."""
     rows = []
     with common.Model(args.target) as model, ExitStack() as stack:
-        flash = args.flash == "on"
         plain = [
             stack.enter_context(
                 common.open_engine(model, model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=on))
             )
-            for on in (False, True)
+            for on in ("off", "on")
         ]
-        params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=flash)
-        engine = stack.enter_context(common.open_engine(model, params, args.drafter, args.threads))
+        # The planner learns from every round: `auto` gets an engine that never saw the fixed widths.
+        params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash)
+        fixed, auto = (stack.enter_context(common.open_engine(model, params, args.drafter)) for _ in range(2))
         sides = dict(zip(PLAINS, ((e, 0) for e in plain), strict=True))
-        sides |= {name: (engine, AUTO if name == "auto" else int(name)) for name in configs}
+        sides |= {name: (auto, AUTO) if name == "auto" else (fixed, int(name)) for name in configs}
         for side, width in sides.values():
             measure(side, model, prompts[0], width)
         for i, prompt in enumerate(prompts):
@@ -68,7 +68,8 @@ def run(args: Any, prompts: Sequence[common.Prompt], configs: Sequence[str]) -> 
             for repeat in range(args.repeat):
                 order = list(sides) if repeat % 2 == 0 else list(reversed(sides))
                 for name in order:
-                    runs[name].append(measure(*sides[name][:1], model, prompt, sides[name][1]))
+                    side, width = sides[name]
+                    runs[name].append(measure(side, model, prompt, width))
             rows.append({"id": prompt.id, "category": prompt.category, **reduce(runs)})
     common.progress(len(prompts), len(prompts), "measured")
     return rows
