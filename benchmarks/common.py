@@ -162,7 +162,7 @@ def default_threads() -> int:
 
 @contextmanager
 def sampler(temperature: float = 0.0, seed: int = 0) -> Iterator[int]:
-    """A llama.cpp chain: greedy at 0, else temperature and a seeded draw over the whole vocabulary."""
+    """Address of a llama.cpp chain: greedy at 0, else temperature and a seeded draw over the whole vocabulary."""
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
     if temperature <= 0:
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
@@ -170,7 +170,7 @@ def sampler(temperature: float = 0.0, seed: int = 0) -> Iterator[int]:
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(temperature))
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(seed))
     try:
-        yield chain
+        yield ctypes.cast(chain, ctypes.c_void_p).value or 0
     finally:
         llama_cpp.llama_sampler_free(chain)
 
@@ -238,14 +238,15 @@ def by_category(rows: Sequence[Mapping[str, Any]], reduce: Callable[[list[Mappin
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Prints a Markdown table, ready for the documentation."""
-    cells = [[f"{c:.3g}" if isinstance(c, float) and abs(c) < 0.01 else _cell(c) for c in row] for row in rows]
+    cells = [[f"{c:.3g}" if isinstance(c, float) and abs(c) < 0.01 else cell(c) for c in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(header), *cells]) for i in range(len(header))]
     print(f"\n### {title}")
     for line in [list(header), ["-" * w for w in widths], *cells]:
         print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Text of a table cell; nan is a dash."""
     if isinstance(value, float):
         return "-" if math.isnan(value) else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
     return str(value)

@@ -86,4 +86,5 @@ class Decoder:
 
     def sample(self, chain: int, row: int = -1) -> int:
         """Draws and accepts one token from a row of the last batch."""
-        return int(llama_cpp.llama_sampler_sample(chain, self.ctx, row))
+        pointer = ctypes.cast(chain, llama_cpp.llama_sampler_p_ctypes)
+        return int(llama_cpp.llama_sampler_sample(pointer, self.ctx, row))

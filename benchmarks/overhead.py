@@ -19,30 +19,27 @@ import common
 AUTO = -1
 PARTS = ("target_ms", "draft_ms", "sample_ms", "other_ms")
 TAP_MODES = ("callback", "layer_input")
-WIDTHS = (1, 2, 4, 8, 128)
+WIDTHS = (1, 2, 4, 8, 64)
 
 
 def one_run(engine: Any, model: common.Model, prompt: common.Prompt, draft_rows: int) -> dict[str, float]:
-    """Sums over the rounds of one greedy answer, the prompt's decode left out."""
+    """Sums over the rounds of one greedy answer but the first, which decodes the prompt."""
     engine.reset()
     engine.begin(model.chat_ids(prompt.prompt), reuse=False)
-    while engine.prefill():
-        pass
-    made = 0
     with common.sampler() as chain:
+        ids = engine.round(chain, draft_rows=0)
+        made = len(ids)
         start = time.perf_counter()
-        while made < prompt.max_tokens:
+        while made < prompt.max_tokens and not model.is_eog(ids[-1]):
             ids = engine.round(chain, draft_rows=draft_rows, max_emit=prompt.max_tokens - made)
             made += len(ids)
-            if model.is_eog(ids[-1]):
-                break
         wall = 1000 * (time.perf_counter() - start)
     stats = engine.stats()
     common.check_identity(stats)
     return {
         **{part: stats[part] for part in PARTS},
         "wall_ms": wall,
-        "rounds": stats["draft_rounds"] + stats["plain_rounds"],
+        "rounds": stats["draft_rounds"] + stats["plain_rounds"] - 1,
     }
 
 
@@ -74,7 +71,10 @@ def split(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def taps(args: Any, model: common.Model) -> dict[str, dict[str, float]]:
-    """Median milliseconds of one decode by rows, without a drafter and in both ways of tapping, taken in turn."""
+    """Median milliseconds of one decode by rows, without a drafter and in both ways of tapping, taken in turn.
+
+    Copying the taps out counts, injecting them does not. Contexts grow from 128 tokens and start anew when full.
+    """
     params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash)
     context = model.tokenize("The mill by the river has ground flour for the village since long before. " * 10)[:128]
     with (
@@ -84,25 +84,18 @@ def taps(args: Any, model: common.Model) -> dict[str, dict[str, float]]:
     ):
         engines = {"off": off, **dict(zip(TAP_MODES, (callback, layer_input), strict=True))}
         times: dict[str, dict[int, list[float]]] = {name: {w: [] for w in WIDTHS} for name in engines}
-        for engine in engines.values():
-            engine.begin(context, reuse=False)
-            while engine.prefill():
-                pass
-        for repeat in range(args.repeat * 20 + 2):
+        for repeat in range(args.repeat * 10 + 1):
+            if repeat == 0 or off.n_tokens + sum(WIDTHS) > args.n_ctx:
+                for engine in engines.values():
+                    engine.reset()
+                    engine.eval(context)
             for width in WIDTHS:
                 for name, engine in engines.items():
-                    ms = decode_ms(engine, len(context), context[:width])
-                    if repeat >= 2:
-                        times[name][width].append(ms)
+                    before = engine.stats()["prompt_ms"]
+                    engine.eval(context[:width], all_logits=width <= 16)
+                    if repeat > 0:
+                        times[name][width].append(engine.stats()["prompt_ms"] - before)
     return {name: {str(w): statistics.median(ms) for w, ms in group.items()} for name, group in times.items()}
-
-
-def decode_ms(engine: Any, n_keep: int, tokens: Sequence[int]) -> float:
-    """Time of one decode after the first n_keep tokens."""
-    engine.truncate(min(n_keep, engine.n_tokens))
-    start = time.perf_counter()
-    engine.eval(tokens, all_logits=len(tokens) <= 16)
-    return 1000 * (time.perf_counter() - start)
 
 
 def _against(ms: float, base: float) -> str:
@@ -132,7 +125,7 @@ def main() -> None:
         ],
     )
     common.table(
-        "One decode with and without taps, milliseconds, 128 tokens of context",
+        "One decode with and without taps, milliseconds, at 128 tokens of context and more",
         ("rows", "off", *(f"{mode} (+%)" for mode in TAP_MODES)),
         [
             (

@@ -164,7 +164,7 @@ def report(summary: Mapping[str, Any], simulated: Mapping[str, Any], title: str)
 
 
 def _pair(live: float, simulated: float | None) -> str:
-    return f"{live:.2f}" + (f" / {simulated:.2f}" if simulated is not None else "")
+    return common.cell(live) + (f" / {simulated:.2f}" if simulated is not None else "")
 
 
 def main() -> None:
