@@ -37,7 +37,8 @@ bool multiply(std::uint64_t a, std::uint64_t b, std::uint64_t & out) {
 /// Buffered forward reads that never pass the end of the file or the header limit.
 class Cursor {
   public:
-    explicit Cursor(const FileBytes & file) : file_(file), end_(std::min(file.size(), gguf_max_header_bytes)) {}
+    explicit Cursor(const FileBytes & file, std::uint64_t begin = 0)
+        : file_(file), end_(std::min(file.size(), gguf_max_header_bytes)), position_(begin) {}
 
     [[nodiscard]] std::uint64_t position() const { return position_; }
     [[nodiscard]] std::uint64_t left() const { return end_ - position_; }
@@ -85,7 +86,7 @@ class Cursor {
   private:
     const FileBytes & file_;
     std::uint64_t end_;
-    std::uint64_t position_ = 0;
+    std::uint64_t position_;
     std::uint64_t begin_ = 0;  // position of buffer_[0]
     std::vector<std::byte> buffer_;
 };
@@ -397,6 +398,32 @@ std::uint64_t gguf_type_bytes(GgufType type) {
 
 void gguf_fail(const std::filesystem::path & path, const std::string & what, std::string_view field) {
     throw Error(ErrorCode::model_load, "cannot load '" + printable_path(path) + "': " + what, printable(field));
+}
+
+std::vector<std::uint64_t> gguf_string_hashes(const FileBytes & file, const GgufValue & strings) {
+    std::vector<std::uint64_t> out;
+    out.reserve(static_cast<std::size_t>(strings.count));
+    Cursor cursor(file, strings.offset);
+    for (std::uint64_t i = 0; i < strings.count; ++i) {
+        auto left = cursor.scalar<std::uint64_t>("the length of a string");
+        cursor.require(left, "a string");  // holds unless the file changed since it was parsed
+        std::uint64_t hash = fnv_basis;
+        bool ended = false;
+        while (left > 0) {
+            const auto chunk =
+                cursor.view(static_cast<std::size_t>(std::min<std::uint64_t>(left, cursor_buffer_bytes)));
+            left -= chunk.size();
+            const auto nul = std::find(chunk.begin(), chunk.end(), std::byte{0});
+            hash = ended ? hash : fnv1a(hash, std::span(chunk.begin(), nul));
+            ended = ended || nul != chunk.end();
+        }
+        if (hash == fnv_basis) {
+            const std::string name = "[EMPTY_" + std::to_string(i) + "]";  // as llama.cpp names it
+            hash = fnv1a(hash, std::as_bytes(std::span(name)));
+        }
+        out.push_back(hash);
+    }
+    return out;
 }
 
 GgufHeader gguf_parse(const FileBytes & file, std::uint32_t part) { return Parser(file, part).parse(); }

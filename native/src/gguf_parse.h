@@ -47,6 +47,9 @@ struct GgufHeader {
 /// Throws Error(model_load), with the key or tensor as field where one is at fault.
 [[nodiscard]] GgufHeader gguf_parse(const FileBytes & file, std::uint32_t part);
 
+/// A hash per element of a string array, each up to its first NUL; that of an empty one is its own.
+[[nodiscard]] std::vector<std::uint64_t> gguf_string_hashes(const FileBytes & file, const GgufValue & strings);
+
 [[noreturn]] void gguf_fail(const std::filesystem::path & path, const std::string & what, std::string_view field = {});
 
 }  // namespace dflash

@@ -1,12 +1,14 @@
 // GgufFile: typed access to the header of a GGUF model and its split parts, and to tensor bytes.
 #include "dflash/gguf_reader.h"
 
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -350,6 +352,23 @@ std::optional<std::uint64_t> GgufFile::string_array_hash(std::string_view key) c
         impl_->fail_type(key, *value, "an array of strings");
     }
     return value->hash;
+}
+
+std::optional<std::uint64_t> GgufFile::find_duplicate_string(std::string_view key) const {
+    const GgufValue * value = impl_->find_array(key, "an array of strings");
+    if (value == nullptr) {
+        return std::nullopt;
+    }
+    if (value->element != GgufType::string) {
+        impl_->fail_type(key, *value, "an array of strings");
+    }
+    const std::vector<std::uint64_t> hashes = gguf_string_hashes(impl_->files.front(), *value);
+    std::vector<std::uint32_t> order(hashes.size());
+    std::iota(order.begin(), order.end(), 0U);
+    std::sort(order.begin(), order.end(), [&](auto a, auto b) { return hashes[a] < hashes[b]; });
+    const auto found =
+        std::adjacent_find(order.begin(), order.end(), [&](auto a, auto b) { return hashes[a] == hashes[b]; });
+    return found == order.end() ? std::nullopt : std::optional<std::uint64_t>(*found);
 }
 
 std::span<const GgufTensor> GgufFile::tensors() const { return impl_->tensors; }

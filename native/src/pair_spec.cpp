@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::int64_t max_layers = 512;  // llama.cpp aborts beyond these
 constexpr std::int64_t max_experts = 1024;
+constexpr std::uint64_t max_vocab = 1 << 22;
 constexpr std::int64_t max_int = std::numeric_limits<std::int32_t>::max();
 
 // Architectures that llama.cpp loads but that do not write text.
@@ -119,10 +120,20 @@ TargetSpec TargetSpec::read(const GgufFile & file) {
     if (!file.has("tokenizer.ggml.tokens")) {
         fields.fail("it carries no vocabulary ('tokenizer.ggml.tokens')", "tokenizer.ggml.tokens");
     }
-    spec.n_vocab = static_cast<std::int32_t>(file.array_size("tokenizer.ggml.tokens").value());
+    const std::uint64_t n_vocab = file.array_size("tokenizer.ggml.tokens").value();
+    if (n_vocab == 0 || n_vocab > max_vocab) {
+        fields.fail("its vocabulary ('tokenizer.ggml.tokens') has " + std::to_string(n_vocab) +
+                        " tokens, expected 1 to " + std::to_string(max_vocab),
+                    "tokenizer.ggml.tokens");
+    }
+    spec.n_vocab = static_cast<std::int32_t>(n_vocab);
     spec.vocab_hash = file.string_array_hash("tokenizer.ggml.tokens").value();
-    if (spec.n_vocab == 0) {
-        fields.fail("its vocabulary ('tokenizer.ggml.tokens') is empty", "tokenizer.ggml.tokens");
+    if (const auto index = file.find_duplicate_string("tokenizer.ggml.tokens")) {
+        fields.fail("its vocabulary holds token " + std::to_string(*index) + " twice", "tokenizer.ggml.tokens");
+    }
+    const std::string tokenizer = fields.text_or("tokenizer.ggml.model", "none");
+    if (tokenizer == "none" || tokenizer == "no_vocab") {
+        fields.fail("it names no tokenizer ('tokenizer.ggml.model')", "tokenizer.ggml.model");
     }
     spec.chat_template = fields.text_or("tokenizer.chat_template", "");
     return spec;

@@ -45,7 +45,7 @@ inline GgufBytes tiny_target(const std::string & architecture = "llama") {
     b.u32(architecture + ".block_count", 4).u32(architecture + ".embedding_length", 8);
     b.u32(architecture + ".context_length", 128).u32(architecture + ".attention.head_count", 4);
     b.u32(architecture + ".attention.head_count_kv", 2).texts("tokenizer.ggml.tokens", tiny_vocab());
-    b.text("tokenizer.chat_template", "{{ messages }}");
+    b.text("tokenizer.ggml.model", "gpt2").text("tokenizer.chat_template", "{{ messages }}");
     return b;
 }
 

@@ -98,7 +98,20 @@ TEST_CASE("target: refuses values on which loading would abort") {
 TEST_CASE("target: refuses a missing or empty vocabulary") {
     check_refused(tiny_target().drop("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens", "no vocabulary");
     check_refused(tiny_target().drop("tokenizer.ggml.tokens").texts("tokenizer.ggml.tokens", {}),
-                  "tokenizer.ggml.tokens", "empty");
+                  "tokenizer.ggml.tokens", "has 0 tokens");
+}
+
+TEST_CASE("target: refuses a vocabulary on which loading would abort") {
+    const auto words = [](const std::vector<std::string> & vocab) {
+        return tiny_target().drop("tokenizer.ggml.tokens").texts("tokenizer.ggml.tokens", vocab);
+    };
+    check_refused(words({"a", "b", "a"}), "tokenizer.ggml.tokens", "twice");
+    check_refused(words({std::string("a\0x", 3), "b", std::string("a\0y", 3)}), "tokenizer.ggml.tokens", "twice");
+    check_refused(words({"", "[EMPTY_0]"}), "tokenizer.ggml.tokens", "twice");
+    CHECK(read_target(words({"", "", std::string("\0", 1), "a"})).n_vocab == 4);
+    check_refused(tiny_target().drop("tokenizer.ggml.model"), "tokenizer.ggml.model", "names no tokenizer");
+    check_refused(tiny_target().drop("tokenizer.ggml.model").text("tokenizer.ggml.model", "no_vocab"),
+                  "tokenizer.ggml.model", "names no tokenizer");
 }
 
 TEST_CASE("pair: files that fit") {

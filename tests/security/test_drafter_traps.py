@@ -119,7 +119,8 @@ def test_09_target_on_which_loading_would_abort(tmp_path: Path) -> None:
         "llama.expert_count": tiny_target().u32("llama.expert_count", 5000),
         "llama.expert_used_count": tiny_target().u32("llama.expert_used_count", 2),
         "llama.embedding_length": tiny_target().u32("llama.embedding_length", 0),
-        "tokenizer.ggml.tokens": tiny_target().drop("tokenizer.ggml.tokens"),
+        "tokenizer.ggml.tokens": tiny_target().texts("tokenizer.ggml.tokens", ["a", "b", "a"]),
+        "tokenizer.ggml.model": tiny_target().text("tokenizer.ggml.model", "no_vocab"),
     }
     paths = [write(tmp_path, f"{key}.gguf", file) for key, file in targets.items()]
     reports = run_child([{"target": path, "drafter": None} for path in paths])

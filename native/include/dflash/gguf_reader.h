@@ -52,6 +52,8 @@ class GgufFile {
     [[nodiscard]] std::optional<std::uint64_t> array_size(std::string_view key) const;
     /// FNV-1a over the elements of a string array with their lengths; to compare vocabularies cheaply.
     [[nodiscard]] std::optional<std::uint64_t> string_array_hash(std::string_view key) const;
+    /// Index of an element that equals another one up to its first NUL; llama.cpp aborts on such a vocabulary.
+    [[nodiscard]] std::optional<std::uint64_t> find_duplicate_string(std::string_view key) const;
 
     [[nodiscard]] std::span<const GgufTensor> tensors() const;
     [[nodiscard]] const GgufTensor * find_tensor(std::string_view name) const;  // null if absent
