@@ -30,9 +30,11 @@ def loaded_target(path: Path, n_ctx: int = 64) -> Iterator[tuple[int, int]]:
     params.n_ctx = n_ctx
     params.n_threads = params.n_threads_batch = 1
     ctx = int(ll.llama_init_from_model(model, params))
-    yield model, ctx
-    ll.llama_free(ctx)
-    ll.llama_model_free(model)
+    try:
+        yield model, ctx
+    finally:
+        ll.llama_free(ctx)
+        ll.llama_model_free(model)
 
 
 def tokenize(model: int, text: bytes) -> list[int]:
@@ -50,8 +52,8 @@ def tapped_prompt(ctx: int, tokens: list[int], layers: list[int], n_embd: int) -
     read.argtypes, read.restype = [ctypes.c_void_p, ctypes.c_uint32], ctypes.POINTER(ctypes.c_float)
     for layer in layers:
         switch(ctx, layer, True)
-    batch = ll.llama_batch_get_one((ll.llama_token * len(tokens))(*tokens), len(tokens))
-    assert ll.llama_decode(ctx, batch) == 0
+    ids = (ll.llama_token * len(tokens))(*tokens)  # the batch borrows it
+    assert ll.llama_decode(ctx, ll.llama_batch_get_one(ids, len(tokens))) == 0
     taps = [np.ctypeslib.as_array(read(ctx, layer), (len(tokens), n_embd)).copy() for layer in layers]
     return np.concatenate(taps, axis=1)
 
