@@ -41,12 +41,15 @@ std::int32_t Session::begin(std::span<const llama_token> prompt, bool reuse) {
     return n_decoded_;
 }
 
-void Session::append(std::span<const llama_token> tokens) { tokens_.insert(tokens_.end(), tokens.begin(), tokens.end()); }
+void Session::append(std::span<const llama_token> tokens) {
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+}
 
 void Session::commit(const DecodeRecord & record, std::span<const llama_token> emitted, const RoundTimes & times) {
     assert(record.pos0 == n_decoded_);
     if (record.kind == RoundKind::draft) {
-        tokens_.resize(static_cast<std::size_t>(record.pos0) + 1);  // the walk may have shown tokens ahead of the commit
+        tokens_.resize(static_cast<std::size_t>(record.pos0) +
+                       1);  // the walk may have shown tokens ahead of the commit
     }
     tokens_.insert(tokens_.end(), emitted.begin(), emitted.end());
     n_decoded_ += record.n_kept;
@@ -154,8 +157,8 @@ RunStats Session::stats() const {
         stats.draft_n += note.drafted;
         const std::int32_t accepted = record.n_emitted - 1;
         stats.draft_n_accepted += accepted;
-        stats.accepted_per_slot.resize(
-            std::max(stats.accepted_per_slot.size(), static_cast<std::size_t>(note.drafted)), 0);
+        stats.accepted_per_slot.resize(std::max(stats.accepted_per_slot.size(), static_cast<std::size_t>(note.drafted)),
+                                       0);
         for (std::int32_t slot = 0; slot < accepted; ++slot) {
             ++stats.accepted_per_slot[static_cast<std::size_t>(slot)];
         }

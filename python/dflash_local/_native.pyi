@@ -158,7 +158,7 @@ class Engine:
     def sample(self, sampler: int, row: int = -1) -> int:
         """Samples from a row as `logits` counts them (accept included); the conversation stays as it is."""
     def taps(self) -> npt.NDArray[np.float32]:
-        """Copy of the hidden states tapped in the last tapped decode, [n_rows, feature_size]; rejected rows included."""
+        """Copy of the hidden states of the last tapped decode, [n_rows, feature_size]; rejected rows included."""
     def eval(self, tokens: Sequence[int], all_logits: bool = False) -> None:
         """Appends tokens and decodes them with those that wait, at most n_batch in all, taps included."""
 

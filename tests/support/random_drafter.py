@@ -9,7 +9,14 @@ import numpy as np
 
 
 def write_random_drafter(
-    path: Path, *, n_embd: int, taps: list[int], mask_token_id: int, block_size: int = 8, n_layer: int = 1, seed: int = 0
+    path: Path,
+    *,
+    n_embd: int,
+    taps: list[int],
+    mask_token_id: int,
+    block_size: int = 8,
+    n_layer: int = 1,
+    seed: int = 0,
 ) -> Path:
     """Writes a DFlash v1 drafter in F32 with embeddings and head borrowed; `taps`: layer inputs as in the GGUF."""
     rng = np.random.default_rng(seed)
@@ -41,7 +48,12 @@ def write_random_drafter(
     norm("enc.output_norm.weight", n_embd)
     norm("output_norm.weight", n_embd)
     for i in range(n_layer):
-        for name, n in (("attn_norm", n_embd), ("ffn_norm", n_embd), ("attn_q_norm", head_dim), ("attn_k_norm", head_dim)):
+        for name, n in (
+            ("attn_norm", n_embd),
+            ("ffn_norm", n_embd),
+            ("attn_q_norm", head_dim),
+            ("attn_k_norm", head_dim),
+        ):
             norm(f"blk.{i}.{name}.weight", n)
         matrix(f"blk.{i}.attn_q.weight", n_head * head_dim, n_embd)
         matrix(f"blk.{i}.attn_k.weight", n_head_kv * head_dim, n_embd)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import llama_cpp
 import numpy as np
 import pytest
-from pathlib import Path
+
+from dflash_local._errors import IncompatibleDrafter, Unsupported
 from support.engine_rig import Rig, address, greedy
 from support.eval_oracle import layer_outputs
 from support.random_drafter import write_random_drafter
-
-from dflash_local._errors import IncompatibleDrafter, Unsupported
 
 GEMMA_TAPS = [2, 6, 10, 14]
 

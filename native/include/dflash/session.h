@@ -22,7 +22,7 @@ struct DecodeRecord {
     std::int32_t n_kept;     // positions [pos0, pos0 + n_kept) hold committed tokens
     std::int32_t n_emitted;  // tokens sampled from it that are committed; draft: equals n_kept
     RoundKind kind;
-    bool current_run;        // of the run since the last begin()
+    bool current_run;  // of the run since the last begin()
     bool all_logits;
 };
 
