@@ -100,7 +100,8 @@ def _stream(run: Generation) -> None:
     finally:
         run.close()
         rest = sanitizer.finish() if sanitizer else ""
-        sys.stdout.write(rest if (last + rest).endswith("\n") else f"{rest}\n")
+        shown = last + rest
+        sys.stdout.write(rest if not shown or shown.endswith("\n") else f"{rest}\n")
         sys.stdout.flush()
 
 
