@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,7 +37,8 @@ TapMode tap_mode_of(const std::string & name) {
     if (name == "layer_input") {
         return TapMode::layer_input;
     }
-    throw Error(ErrorCode::invalid_argument, "tap_mode is auto, callback or layer_input, not \"" + name + "\"", "tap_mode");
+    throw Error(ErrorCode::invalid_argument, "tap_mode is auto, callback or layer_input, not \"" + name + "\"",
+                "tap_mode");
 }
 
 template <typename T, std::size_t N>
@@ -53,24 +55,11 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> copy_array(std::span<const T> values) {
     return copy_array<T, 1>(values, {values.size()});
 }
 
-/// Runs `work` without the GIL; a pending KeyboardInterrupt, seen by the engine's poll, wins over Cancelled.
-template <typename Work>
-auto without_gil(Work && work) {
-    try {
-        const nb::gil_scoped_release release;
-        return work();
-    } catch (const Error & error) {
-        if (error.code() == ErrorCode::cancelled && PyErr_Occurred() != nullptr) {
-            throw nb::python_error();
-        }
-        throw;
-    }
-}
-
 /// Engine behind a handle that can be closed.
 class EngineHandle {
   public:
-    EngineHandle(std::uintptr_t model, std::uintptr_t params, std::shared_ptr<Drafter> drafter, const std::string & tap_mode) {
+    EngineHandle(std::uintptr_t model, std::uintptr_t params, std::shared_ptr<Drafter> drafter,
+                 const std::string & tap_mode) {
         if (model == 0 || params == 0) {
             throw Error(ErrorCode::invalid_argument, "model and context_params must be addresses of llama.cpp objects");
         }
@@ -81,11 +70,21 @@ class EngineHandle {
         const TapMode mode = tap_mode_of(tap_mode);
         const nb::gil_scoped_release release;
         engine_ = std::make_unique<Engine>(llama, context_params, std::move(drafter), mode);
-        engine_->target().set_interrupt_poll([] {
+        engine_->target().set_interrupt_poll([this] {
             const nb::gil_scoped_acquire acquire;
-            return PyErr_CheckSignals() != 0;
+            if (PyErr_CheckSignals() == 0) {
+                return false;
+            }
+            // Taken out of the thread state: llama.cpp still runs, and may call Python to log.
+            interrupt_ = std::make_exception_ptr(nb::python_error());
+            return true;
         });
     }
+    EngineHandle(const EngineHandle &) = delete;
+    EngineHandle & operator=(const EngineHandle &) = delete;
+    EngineHandle(EngineHandle &&) = delete;
+    EngineHandle & operator=(EngineHandle &&) = delete;
+    ~EngineHandle() = default;
 
     Engine & get() const {
         if (!engine_) {
@@ -96,8 +95,24 @@ class EngineHandle {
     void close() { engine_.reset(); }
     [[nodiscard]] bool closed() const { return engine_ == nullptr; }
 
+    /// Runs `work` without the GIL; a KeyboardInterrupt that the engine's poll saw comes out in the place of Cancelled.
+    template <typename Work>
+    auto without_gil(Work && work) {
+        interrupt_ = nullptr;
+        try {
+            const nb::gil_scoped_release release;
+            return work();
+        } catch (const Error & error) {
+            if (error.code() == ErrorCode::cancelled && interrupt_ != nullptr) {
+                std::rethrow_exception(std::exchange(interrupt_, nullptr));
+            }
+            throw;
+        }
+    }
+
   private:
     std::unique_ptr<Engine> engine_;
+    std::exception_ptr interrupt_;  // a python_error, between the poll and the end of the call
 };
 
 llama_sampler * sampler_of(std::uintptr_t address) {
@@ -118,7 +133,7 @@ std::vector<llama_token> run_round(EngineHandle & handle, std::uintptr_t sampler
             (*on_sample)();
         };
     }
-    return without_gil([&] { return handle.get().round(sampler_of(sampler), options); });
+    return handle.without_gil([&] { return handle.get().round(sampler_of(sampler), options); });
 }
 
 nb::dict stats_dict(const Engine & engine) {
@@ -157,7 +172,7 @@ nb::list round_list(const Engine & engine) {
 }
 
 nb::dict replay_dict(EngineHandle & handle, std::uintptr_t sampler) {
-    const ReplayResult result = without_gil([&] { return handle.get().replay(sampler_of(sampler)); });
+    const ReplayResult result = handle.without_gil([&] { return handle.get().replay(sampler_of(sampler)); });
     nb::dict out;
     out["tokens"] = result.tokens;
     out["exact"] = result.exact;
@@ -178,51 +193,72 @@ void init_engine(nb::module_ & m) {
     nb::class_<EngineHandle>(m, "Engine")
         .def(nb::init<std::uintptr_t, std::uintptr_t, std::shared_ptr<Drafter>, const std::string &>(), "model"_a,
              "context_params"_a, "drafter"_a = nb::none(), nb::kw_only(), "tap_mode"_a = "auto")
-        .def_prop_ro("ctx", [](const EngineHandle & self) {
-            return self.closed() ? std::uintptr_t{0} : reinterpret_cast<std::uintptr_t>(self.get().target().get());
-        })
+        .def_prop_ro("ctx",
+                     [](const EngineHandle & self) {
+                         return self.closed() ? std::uintptr_t{0}
+                                              : reinterpret_cast<std::uintptr_t>(self.get().target().get());
+                     })
         .def_prop_ro("n_ctx", [](const EngineHandle & self) { return self.get().target().n_ctx(); })
         .def_prop_ro("n_batch", [](const EngineHandle & self) { return self.get().target().n_chunk(); })
         .def_prop_ro("tap_mode", &tap_mode_name)
         .def("close", &EngineHandle::close)
-        .def_prop_ro("tokens",
-                     [](const EngineHandle & self) { return copy_array<llama_token>(self.get().session().tokens()); },
-                     nb::rv_policy::move)
+        .def_prop_ro(
+            "tokens", [](const EngineHandle & self) { return copy_array<llama_token>(self.get().session().tokens()); },
+            nb::rv_policy::move)
         .def_prop_ro("n_tokens", [](const EngineHandle & self) { return self.get().session().n_tokens(); })
         .def_prop_ro("n_decoded", [](const EngineHandle & self) { return self.get().n_decoded(); })
-        .def("begin", [](EngineHandle & self, const std::vector<llama_token> & prompt, bool reuse) {
-            return self.get().begin(prompt, reuse);
-        }, "prompt"_a, "reuse"_a = true)
-        .def("prefill", [](EngineHandle & self) { return without_gil([&] { return self.get().prefill(); }); })
+        .def(
+            "begin",
+            [](EngineHandle & self, const std::vector<llama_token> & prompt, bool reuse) {
+                return self.get().begin(prompt, reuse);
+            },
+            "prompt"_a, "reuse"_a = true)
+        .def("prefill", [](EngineHandle & self) { return self.without_gil([&] { return self.get().prefill(); }); })
         .def("round", &run_round, "sampler"_a, nb::kw_only(), "draft_rows"_a = draft_auto, "max_emit"_a = 1 << 30,
              "all_logits"_a = false, "on_sample"_a = nb::none())
-        .def("truncate", [](EngineHandle & self, std::int32_t n) { self.get().truncate(n); }, "n"_a)
-        .def("append", [](EngineHandle & self, const std::vector<llama_token> & tokens) { self.get().append(tokens); }, "tokens"_a)
+        .def(
+            "truncate", [](EngineHandle & self, std::int32_t n) { self.get().truncate(n); }, "n"_a)
+        .def(
+            "append", [](EngineHandle & self, const std::vector<llama_token> & tokens) { self.get().append(tokens); },
+            "tokens"_a)
         .def("reset", [](EngineHandle & self) { self.get().reset(); })
         .def("cancel", [](EngineHandle & self) { self.get().target().cancel(); })
-        .def("logits", [](EngineHandle & self, std::int32_t row) { return copy_array<float>(self.get().logits(row)); }, "row"_a)
-        .def("sample", [](EngineHandle & self, std::uintptr_t sampler, std::int32_t row) {
-            return without_gil([&] { return self.get().sample(sampler_of(sampler), row); });
-        }, "sampler"_a, "row"_a = -1)
-        .def("taps", [](const EngineHandle & self) {
-            const TargetContext & target = self.get().target();
-            const auto columns = static_cast<std::size_t>(target.feature_size());
-            const std::size_t n_rows = columns > 0 ? target.taps().size() / columns : 0;
-            return copy_array<float, 2>(target.taps(), {n_rows, columns});
-        })
-        .def("eval", [](EngineHandle & self, const std::vector<llama_token> & tokens, bool all_logits) {
-            without_gil([&] { self.get().eval(tokens, all_logits); });
-        }, "tokens"_a, "all_logits"_a = false)
+        .def(
+            "logits", [](EngineHandle & self, std::int32_t row) { return copy_array<float>(self.get().logits(row)); },
+            "row"_a)
+        .def(
+            "sample",
+            [](EngineHandle & self, std::uintptr_t sampler, std::int32_t row) {
+                return self.without_gil([&] { return self.get().sample(sampler_of(sampler), row); });
+            },
+            "sampler"_a, "row"_a = -1)
+        .def("taps",
+             [](const EngineHandle & self) {
+                 const TargetContext & target = self.get().target();
+                 const auto columns = static_cast<std::size_t>(target.feature_size());
+                 const std::size_t n_rows = columns > 0 ? target.taps().size() / columns : 0;
+                 return copy_array<float, 2>(target.taps(), {n_rows, columns});
+             })
+        .def(
+            "eval",
+            [](EngineHandle & self, const std::vector<llama_token> & tokens, bool all_logits) {
+                self.without_gil([&] { self.get().eval(tokens, all_logits); });
+            },
+            "tokens"_a, "all_logits"_a = false)
         .def("stats", [](const EngineHandle & self) { return stats_dict(self.get()); })
         .def("rounds", [](const EngineHandle & self) { return round_list(self.get()); })
         .def("replay", &replay_dict, "sampler"_a)
-        .def("save", [](EngineHandle & self) {
-            const std::vector<std::byte> state = self.get().save();
-            return nb::bytes(reinterpret_cast<const char *>(state.data()), state.size());
-        })
-        .def("restore", [](EngineHandle & self, const nb::bytes & state) {
-            self.get().restore({reinterpret_cast<const std::byte *>(state.c_str()), state.size()});
-        }, "state"_a)
+        .def("save",
+             [](EngineHandle & self) {
+                 const std::vector<std::byte> state = self.get().save();
+                 return nb::bytes(reinterpret_cast<const char *>(state.data()), state.size());
+             })
+        .def(
+            "restore",
+            [](EngineHandle & self, const nb::bytes & state) {
+                self.get().restore({reinterpret_cast<const std::byte *>(state.c_str()), state.size()});
+            },
+            "state"_a)
         .def("draft_memory", [](const EngineHandle & self) { return memory_dict(self.get().draft_memory()); });
 }
 

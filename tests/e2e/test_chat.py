@@ -15,6 +15,7 @@ from command import COMMAND, environment, run
 OPTIONS = ("--temperature", "0", "--max-tokens", "16")
 FIGURES = r"\[drafter [^\]]*tokens/s[^\]]*\]"
 PROMPT = r"\x1b\[\?2004h.*?>"  # bracketed paste on, then the prompt
+SENT = r"\x1b\[\?2004l"  # the line editor has let the terminal go
 
 
 def test_each_line_of_a_pipe_is_answered() -> None:
@@ -119,7 +120,8 @@ def test_end_of_input_leaves(spawn: Spawn) -> None:
 def test_interrupt_stops_the_answer_and_twice_leaves(spawn: Spawn) -> None:
     child = spawn("--temperature", "0", "--max-tokens", "0")
     child.send("Write a very long story about a ship.\r")
-    child.expect(r"\n.*\w+ \w+ \w+ \w+")
+    child.expect(SENT)
+    child.expect(r"\w+ \w+ \w+ \w+")
     child.send("\x03")
     child.expect(FIGURES)
     child.expect("Ctrl-C again leaves")
