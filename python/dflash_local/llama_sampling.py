@@ -10,7 +10,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
-from dflash_local._errors import GrammarError
+from dflash_local.grammar import compile_grammar
 
 Tokens = npt.NDArray[np.intc]
 Scores = npt.NDArray[np.single]
@@ -57,14 +57,7 @@ def _checked(scores: object, shape: tuple[int, ...], processor: LogitsProcessor)
 
 def check_grammar(vocab: Any, grammar: Any) -> None:
     """Raises GrammarError where llama.cpp cannot compile the grammar; it would add a null sampler to the chain."""
-    sampler = lib.llama_sampler_init_grammar(vocab, grammar._grammar.encode("utf-8"), grammar._root.encode("utf-8"))
-    if not sampler:
-        raise GrammarError(
-            f"llama.cpp cannot compile this grammar of {len(grammar._grammar)} characters: check its syntax and that it"
-            f" defines the rule {grammar._root!r}",
-            "grammar",
-        )
-    lib.llama_sampler_free(sampler)
+    lib.llama_sampler_free(compile_grammar(vocab, grammar._grammar, grammar._root))
 
 
 def sampler_address(sampler: Any) -> int:

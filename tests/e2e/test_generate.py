@@ -205,7 +205,7 @@ def test_bad_grammar_is_refused_in_one_line(tmp_path: Path) -> None:
     grammar.write_text('root ::= "a" | (')
     done = run(*ASK, "--grammar", grammar)
     assert done.returncode == 1
-    assert "the grammar cannot be compiled: expecting ')'" in done.stderr.splitlines()[-1]
+    assert "llama.cpp cannot compile this grammar: expecting ')'" in done.stderr.splitlines()[-1]
 
 
 def test_target_as_drafter_is_named() -> None:
