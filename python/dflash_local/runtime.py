@@ -16,6 +16,7 @@ from dflash_local import tune
 from dflash_local._errors import Error, ModelLoadError, OutOfMemory
 from dflash_local._llama_log import captured_errors, set_verbose
 from dflash_local._native_loader import llama_cpp, native
+from dflash_local.memory import MAX_CTX, check_context_fits
 from dflash_local.pairs.resolve import Draft, Notify, Pair, describe_memory, estimate_pair, resolve_pair
 from dflash_local.sampling import Sampler, SamplingParams
 from dflash_local.vocab import Vocab
@@ -133,6 +134,7 @@ def open_engine(
     """Engine on `model`, with the pair's drafter where it can be loaded.
 
     A drafter that fails while loading raises where the user named it, else ends in a warning and plain decoding."""
+    check_context_fits(model.metadata(), context_params)
     address = ctypes.addressof(context_params)
     if pair.drafter is not None:
         try:
@@ -225,8 +227,8 @@ def load_runtime(
     n_ctx None takes 4096, or the model's own where that is less; 0 takes the model's own. `notify` gets one line each
     for the memory that drafting adds, before it is taken, and for warnings. Raises ModelLoadError, IncompatibleDrafter,
     OutOfMemory, Unsupported, ValueError."""
-    if n_batch < 1 or (n_ctx is not None and n_ctx < 0):
-        raise ValueError(f"n_ctx is {n_ctx} and n_batch {n_batch}, expected 0 or more and 1 or more")
+    if not 1 <= n_batch <= MAX_CTX or (n_ctx is not None and not 0 <= n_ctx <= MAX_CTX):
+        raise ValueError(f"n_ctx is {n_ctx} and n_batch {n_batch}, expected 0 and 1 to {MAX_CTX}")
     set_verbose(verbose)
     pair = resolve_pair(model, draft, notify)
     pair, memory = estimate_pair(pair, n_batch=n_batch, notify=notify)

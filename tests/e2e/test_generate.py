@@ -119,7 +119,8 @@ def test_special_tokens_in_a_prompt_stay_text() -> None:
 def test_stop_string_ends_before_it() -> None:
     options = ("--raw", "-p", "1, 2, 3, 4, 5, 6, 7,", "--temperature", "0", "--max-tokens", "40")
     for rows in ("0", "7"):
-        found = as_json("generate", *options, "--stop", "1, 1", "--stop", "11", "--draft-rows", rows)
+        found = as_json("generate", *options, "--stop", "1, 1", "--stop", "11", "--draft-rows", rows, "--prove")
+        assert found["proof"] == {"tokens": len(found["tokens"]), "exact": len(found["tokens"])}
         assert found["finish_reason"] == "stop"
         assert "11" not in found["text"]
         assert found["text"].lstrip().startswith("8, 9, 10")
@@ -182,6 +183,8 @@ BINARY = b"\x7fELF\x00\x01\x02"
         (["-p", "x", "--raw", "--system", "s"], b"", 2, "no chat template"),
         (["-p", "x", "--grammar", "/no/such"], b"", 1, "the grammar /no/such cannot be read"),
         (["-p", "x " * 2000], b"", 1, "context"),
+        (["-p", "x", "--ctx", "2000000000"], b"", 1, "ask for a smaller context"),
+        (["-p", "x", "--ctx", str(2**32)], b"", 2, "--ctx"),
     ],
 )
 def test_refusals(args: list[str], stdin: bytes, code: int, words: str) -> None:

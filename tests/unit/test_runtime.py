@@ -78,7 +78,15 @@ def test_context_beyond_the_trained_one_is_told() -> None:
     assert told == ["warning: a context of 8448 tokens is more than the 8192 this model was trained for"]
 
 
-@pytest.mark.parametrize("options", [{"n_ctx": -1}, {"n_batch": 0}, {"n_threads": 0}])
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the system does not say what memory is left")
+def test_context_beyond_memory_is_refused_with_numbers() -> None:
+    with pytest.raises(
+        OutOfMemory, match=r"a context of 2000000000 tokens takes 429\d\d\.\d GiB of memory, .* are there"
+    ):
+        load_runtime(MODEL, "off", n_ctx=2_000_000_000, n_threads=1, flash_attn=False)
+
+
+@pytest.mark.parametrize("options", [{"n_ctx": -1}, {"n_ctx": 2**32}, {"n_batch": 0}, {"n_threads": 0}])
 def test_bad_numbers_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"n_ctx is|n_threads is"):
         load_runtime(MODEL, "off", **options)  # type: ignore[arg-type]

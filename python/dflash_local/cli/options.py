@@ -53,16 +53,25 @@ SystemOption = Annotated[
 CtxOption = Annotated[
     int | None,
     typer.Option(
-        "--ctx", envvar="DFLASH_CTX", min=0, help="Context in tokens; 0: the model's own. [default: 4096 at most]"
+        "--ctx",
+        envvar="DFLASH_CTX",
+        min=0,
+        max=2**31 - 1,
+        help="Context in tokens; 0: the model's own. [default: 4096 at most]",
     ),
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", envvar="DFLASH_THREADS", min=1, help="CPU threads. [default: measured]")
+    int | None,
+    typer.Option("--threads", envvar="DFLASH_THREADS", min=1, max=512, help="CPU threads. [default: measured]"),
 ]
 GpuLayersOption = Annotated[
     int,
     typer.Option(
-        "--gpu-layers", envvar="DFLASH_GPU_LAYERS", min=-1, help="Layers on the GPU, where this build has one; -1: all."
+        "--gpu-layers",
+        envvar="DFLASH_GPU_LAYERS",
+        min=-1,
+        max=2**31 - 1,
+        help="Layers on the GPU, where this build has one; -1: all.",
     ),
 ]
 FlashAttnOption = Annotated[
