@@ -36,6 +36,7 @@ class Written:
     """A text of the target: ids after the prompt, and the taps of every position but the last, [n, feature_size]."""
 
     n_prompt: int
+    max_tokens: int
     ids: list[int]
     taps: Floats
 
@@ -48,7 +49,7 @@ def write_text(decoder: Decoder, prompt: Sequence[int], max_tokens: int, n_rows:
         while len(ids) < max_tokens and not decoder.model.is_eog(ids[-1]):
             taps.append(decoder.decode([ids[-1]] * n_rows, keep=1))
             ids.append(decoder.sample(chain, 0))
-    return Written(len(prompt), ids, np.concatenate(taps))
+    return Written(len(prompt), max_tokens, ids, np.concatenate(taps))
 
 
 def draft(text: Written, drafter: Proposer, at: int) -> list[int]:
@@ -58,10 +59,10 @@ def draft(text: Written, drafter: Proposer, at: int) -> list[int]:
 
 
 def accepted(text: Written, chains: Callable[[int], list[int]], width: int) -> list[int]:
-    """Accepted tokens of each draft round. A round's last token is emitted, never accepted, so that a text's very last
-    token, if it is left alone, has no draft round of its own."""
+    """Accepted tokens of each draft round. A round's last token is emitted, never accepted; where the limit leaves room
+    for one token only, there is no draft."""
     counts, at = [], 0
-    while at + 2 < len(text.ids):
+    while at + 1 < len(text.ids) and text.max_tokens - at > 2:
         n, left = 0, text.ids[at + 1 :]
         chain = chains(at)[: min(width, len(left) - 1)]
         while n < len(chain) and chain[n] == left[n]:
