@@ -162,4 +162,5 @@ def tiny_target(architecture: str = "llama") -> Gguf:
     sizes = {"block_count": 4, "context_length": 128, "embedding_length": 8, "attention.head_count": 2}
     for key, value in sizes.items():
         file.u32(f"{architecture}.{key}", value)
-    return file.text("tokenizer.ggml.model", "gpt2").texts("tokenizer.ggml.tokens", vocabulary())
+    file.text("tokenizer.ggml.model", "gpt2").texts("tokenizer.ggml.tokens", vocabulary())
+    return file.tensor("token_embd.weight", [8, 10])

@@ -84,6 +84,17 @@ void check_experts(const GgufFile & file, const GgufFields & fields) {
     }
 }
 
+/// Adds a mismatch unless a tensor that the drafter borrows is one row of n_embd per token.
+void check_borrowed(std::vector<PairMismatch> & out, const char * name, const std::array<std::int64_t, 2> & shape,
+                    const TargetSpec & target) {
+    if (shape[0] == target.n_embd && shape[1] == target.n_vocab) {
+        return;
+    }
+    const std::string found = shape[0] == 0 ? "none" : std::to_string(shape[0]) + " x " + std::to_string(shape[1]);
+    out.push_back({name, "borrows " + std::to_string(target.n_embd) + " x " + std::to_string(target.n_vocab), found,
+                   "this target's file has no such tensor to lend; use a drafter with its own head and embeddings"});
+}
+
 std::string join(const std::vector<std::int32_t> & values) {
     std::string text;
     for (const std::int32_t value : values) {
@@ -135,6 +146,11 @@ TargetSpec TargetSpec::read(const GgufFile & file) {
     if (tokenizer == "none" || tokenizer == "no_vocab") {
         fields.fail("it names no tokenizer ('tokenizer.ggml.model')", "tokenizer.ggml.model");
     }
+    if (const GgufTensor * embd = file.find_tensor("token_embd.weight")) {
+        spec.embd_shape = {embd->ne[0], embd->ne[1]};
+    }
+    const GgufTensor * head = file.find_tensor("output.weight");
+    spec.head_shape = head != nullptr ? std::array{head->ne[0], head->ne[1]} : spec.embd_shape;
     spec.chat_template = fields.text_or("tokenizer.chat_template", "");
     return spec;
 }
@@ -185,6 +201,12 @@ std::vector<PairMismatch> check_pair(const DrafterSpec & drafter, const TargetSp
         out.push_back(
             {"embedding_length", std::to_string(drafter.n_embd), std::to_string(target.n_embd),
              "it borrows the target's embeddings or head, which must be as wide as its own layers; " + other_drafter});
+    }
+    if (!drafter.has_own_embd) {
+        check_borrowed(out, "token_embd.weight", target.embd_shape, target);
+    }
+    if (!drafter.has_own_head) {
+        check_borrowed(out, "output.weight", target.head_shape, target);
     }
     const bool sizes_differ = drafter.n_vocab > 0 && drafter.n_vocab != target.n_vocab;
     if (sizes_differ) {

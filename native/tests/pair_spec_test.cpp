@@ -164,8 +164,10 @@ TEST_CASE("pair: architectures without tap points") {
 }
 
 TEST_CASE("pair: widths") {
-    const auto found =
-        check_pair(read_drafter(tiny_drafter()), read_target(changed(tiny_target(), "llama.embedding_length", 16)));
+    const GgufBytes wide = changed(tiny_target(), "llama.embedding_length", 16)
+                               .drop_tensor("token_embd.weight")
+                               .tensor("token_embd.weight", {16, 10});
+    const auto found = check_pair(read_drafter(tiny_drafter()), read_target(wide));
     REQUIRE(found.size() == 2);
     CHECK(found[0].field == "fc.weight");
     CHECK(found[0].drafter_value == "8 values per tapped layer");
@@ -173,12 +175,35 @@ TEST_CASE("pair: widths") {
     CHECK(found[1].field == "embedding_length");
     const GgufBytes independent =
         tiny_drafter().drop_tensor("fc.weight").tensor("fc.weight", {32, 8}).tensor("token_embd.weight", {8, 10});
-    CHECK(check_pair(read_drafter(independent), read_target(changed(tiny_target(), "llama.embedding_length", 16)))
-              .empty());
+    CHECK(check_pair(read_drafter(independent), read_target(wide)).empty());
+}
+
+TEST_CASE("pair: the tensors that a drafter borrows must be there, as wide and long as the target says") {
+    const auto fields = [](const GgufBytes & target) {
+        std::vector<std::string> out;
+        for (const PairMismatch & found : check_pair(read_drafter(tiny_drafter()), read_target(target))) {
+            out.push_back(found.field + ": " + found.target_value);
+        }
+        return out;
+    };
+    using Fields = std::vector<std::string>;
+    CHECK(fields(tiny_target().drop_tensor("token_embd.weight")) ==
+          Fields{"token_embd.weight: none", "output.weight: none"});
+    CHECK(fields(tiny_target().tensor("output.weight", {8, 9})) == Fields{"output.weight: 8 x 9"});
+    CHECK(fields(tiny_target()
+                     .drop_tensor("token_embd.weight")
+                     .tensor("token_embd.weight", {4, 10})
+                     .tensor("output.weight", {8, 10})) == Fields{"token_embd.weight: 4 x 10"});
+    const GgufBytes independent = tiny_drafter().tensor("token_embd.weight", {8, 10});
+    CHECK(check_pair(read_drafter(independent), read_target(tiny_target().drop_tensor("token_embd.weight"))).empty());
 }
 
 TEST_CASE("pair: vocabularies of another size and of other words") {
-    const GgufBytes larger = tiny_target().drop("tokenizer.ggml.tokens").texts("tokenizer.ggml.tokens", tiny_vocab(12));
+    const GgufBytes larger = tiny_target()
+                                 .drop("tokenizer.ggml.tokens")
+                                 .texts("tokenizer.ggml.tokens", tiny_vocab(12))
+                                 .drop_tensor("token_embd.weight")
+                                 .tensor("token_embd.weight", {8, 12});
     CHECK(mismatch(tiny_drafter(), larger).field == "vocab_size");
     const GgufBytes other =
         tiny_target().drop("tokenizer.ggml.tokens").texts("tokenizer.ggml.tokens", tiny_vocab(10, "u"));

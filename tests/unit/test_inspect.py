@@ -96,6 +96,7 @@ def test_pair_that_fits_in_either_order(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_pair_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tiny_target().u32("llama.block_count", 3).texts("tokenizer.ggml.tokens", vocabulary(12))
+    target.tensor("token_embd.weight", [8, 12])
     files = [write(tmp_path, "t.gguf", target), write(tmp_path, "d.gguf", tiny_drafter())]
     assert inspect_files(files, False) == 1
     out = capsys.readouterr().out

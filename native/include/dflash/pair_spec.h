@@ -76,6 +76,8 @@ struct TargetSpec {
     std::int32_t n_vocab = 0;
     std::uint64_t vocab_hash = 0;
     std::string chat_template;
+    std::array<std::int64_t, 2> embd_shape{};  // of token_embd.weight, zeros where it is missing
+    std::array<std::int64_t, 2> head_shape{};  // of output.weight, or of the embeddings that stand for it
 
     /// Throws Error(model_load, "general.architecture") where the file is a drafter or no language model.
     static TargetSpec read(const GgufFile & file);
