@@ -12,21 +12,29 @@ namespace dflash {
 
 namespace {
 
-constexpr std::size_t n_lanes = 16;  // independent accumulators, so that loops vectorize without -ffast-math
+// Built twice, for any CPU and for AVX2; all that the parts call must be inlined to take part in that.
+#if defined(__x86_64__) && defined(__GNUC__)
+#define DFLASH_INLINE [[gnu::always_inline]] inline
+#define DFLASH_AVX2 [[gnu::target("avx2,fma")]]
+#else
+#define DFLASH_INLINE inline
+#endif
+
+constexpr std::size_t block_size = 256;  // plain loops over blocks vectorize; results do not depend on the width taken
+using Block = std::array<float, block_size>;
 constexpr std::int32_t part_columns = 4096;
 constexpr std::int32_t max_parts = 64;
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-// exp(x) for x <= 0, relative error below 2e-7; a polynomial over [-ln2/2, ln2/2] and an exponent shift.
-inline float exp_nonpositive(float x) {
+// exp(x) for x in [-88, 0], relative error below 2e-7; a polynomial over [-ln2/2, ln2/2] and an exponent shift.
+DFLASH_INLINE float exp_below_zero(float x) {
     constexpr float log2e = 1.44269504F;
     constexpr float ln2_high = 0.693359375F;
     constexpr float ln2_low = -2.12194440e-4F;
     constexpr float round_magic = 12582912.0F;  // 1.5 * 2^23
-    const float clamped = x < -87.0F ? -87.0F : x;
-    const float shifted = clamped * log2e + round_magic;
+    const float shifted = x * log2e + round_magic;
     const float n = shifted - round_magic;
-    const float r = clamped - n * ln2_high - n * ln2_low;
+    const float r = x - n * ln2_high - n * ln2_low;
     float p = 1.9875691500e-4F;
     p = p * r + 1.3981999507e-3F;
     p = p * r + 8.3334519073e-3F;
@@ -38,37 +46,49 @@ inline float exp_nonpositive(float x) {
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(p) + exponent);
 }
 
-float maximum(std::span<const float> x) {
-    std::array<float, n_lanes> lanes;
-    lanes.fill(minus_infinity);
-    std::size_t i = 0;
-    for (; i + n_lanes <= x.size(); i += n_lanes) {
-        for (std::size_t j = 0; j < n_lanes; ++j) {
-            lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+// Halves a block again and again: block[0] is then combine over all of it.
+template <typename Combine>
+DFLASH_INLINE float reduce(Block & block, Combine combine) {
+    for (std::size_t half = block_size / 2; half > 0; half /= 2) {
+        for (std::size_t i = 0; i < half; ++i) {
+            block[i] = combine(block[i], block[i + half]);
         }
     }
-    for (; i < x.size(); ++i) {
-        lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
-    }
-    return *std::max_element(lanes.begin(), lanes.end());
+    return block[0];
 }
 
-float sum_exp(std::span<const float> x, float max) {
-    std::array<float, n_lanes> lanes{};
-    std::size_t i = 0;
-    for (; i + n_lanes <= x.size(); i += n_lanes) {
-        for (std::size_t j = 0; j < n_lanes; ++j) {
-            lanes[j] += exp_nonpositive(x[i + j] - max);
+DFLASH_INLINE float maximum(std::span<const float> x) {
+    const auto greater = [](float a, float b) { return a > b ? a : b; };
+    Block best;
+    best.fill(minus_infinity);
+    std::size_t first = 0;
+    for (; first + block_size <= x.size(); first += block_size) {
+        for (std::size_t i = 0; i < block_size; ++i) {
+            best[i] = greater(best[i], x[first + i]);
         }
     }
-    for (; i < x.size(); ++i) {
-        lanes[0] += exp_nonpositive(x[i] - max);
+    for (std::size_t i = 0; first + i < x.size(); ++i) {
+        best[i] = greater(best[i], x[first + i]);
     }
-    float total = 0.0F;
-    for (const float lane : lanes) {
-        total += lane;
+    return reduce(best, greater);
+}
+
+DFLASH_INLINE float sum_exp(std::span<const float> x, float max) {
+    // Below it exp is as good as zero. A bound known only at run time: else the compiler branches instead of
+    // vectorizing.
+    const float lowest = max - 87.0F;
+    const auto term = [&](float value) { return exp_below_zero((value < lowest ? lowest : value) - max); };
+    Block sum{};
+    std::size_t first = 0;
+    for (; first + block_size <= x.size(); first += block_size) {
+        for (std::size_t i = 0; i < block_size; ++i) {
+            sum[i] += term(x[first + i]);
+        }
     }
-    return total;
+    for (std::size_t i = 0; first + i < x.size(); ++i) {
+        sum[i] += term(x[first + i]);
+    }
+    return reduce(sum, [](float a, float b) { return a + b; });
 }
 
 // Best values so far, sorted; equal values keep the order of their ids.
@@ -100,28 +120,25 @@ class Best {
     std::int32_t top_k_;
 };
 
-void select_best(std::span<const float> x, std::int32_t first_id, Best & best) {
-    std::size_t i = 0;
-    for (; i + n_lanes <= x.size(); i += n_lanes) {
+DFLASH_INLINE void select_best(std::span<const float> x, std::int32_t first_id, Best & best) {
+    constexpr std::size_t stride = 64;
+    for (std::size_t first = 0; first < x.size(); first += stride) {
+        const std::span some = x.subspan(first, std::min(stride, x.size() - first));
         const float threshold = best.threshold();
         std::int32_t above = 0;
-        for (std::size_t j = 0; j < n_lanes; ++j) {
-            above |= static_cast<std::int32_t>(x[i + j] > threshold);
+        for (const float value : some) {
+            above |= static_cast<std::int32_t>(value > threshold);
         }
         if (above != 0) {
-            for (std::size_t j = 0; j < n_lanes; ++j) {
-                best.offer(x[i + j], first_id + static_cast<std::int32_t>(i + j));
+            for (std::size_t i = 0; i < some.size(); ++i) {
+                best.offer(some[i], first_id + static_cast<std::int32_t>(first + i));
             }
         }
     }
-    for (; i < x.size(); ++i) {
-        best.offer(x[i], first_id + static_cast<std::int32_t>(i));
-    }
 }
 
-void topk_parts_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    const TopkPlan & plan = *static_cast<const TopkPlan *>(userdata);
-    const ggml_tensor * const logits = dst->src[0];
+// Parts ith, ith + nth, ... of all rows.
+DFLASH_INLINE void run_parts(const TopkPlan & plan, const ggml_tensor * logits, float * dst, int ith, int nth) {
     const std::int32_t n_items = plan.n_rows * plan.n_parts;
     for (std::int32_t item = ith; item < n_items; item += nth) {
         const std::int32_t row = item / plan.n_parts;
@@ -131,12 +148,38 @@ void topk_parts_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
         const auto * const base =
             static_cast<const char *>(logits->data) + static_cast<std::size_t>(plan.first_row + row) * logits->nb[1];
         const std::span x(reinterpret_cast<const float *>(base) + begin, static_cast<std::size_t>(end - begin));
-        float * const out = static_cast<float *>(dst->data) + static_cast<std::ptrdiff_t>(item) * plan.part_size();
+        float * const out = dst + static_cast<std::ptrdiff_t>(item) * plan.part_size();
         out[0] = maximum(x);
         out[1] = sum_exp(x, out[0]);
         Best best(out + 2, out + 2 + plan.top_k, plan.top_k);
         select_best(x, begin, best);
     }
+}
+
+void run_parts_any(const TopkPlan & plan, const ggml_tensor * logits, float * dst, int ith, int nth) {
+    run_parts(plan, logits, dst, ith, nth);
+}
+
+#ifdef DFLASH_AVX2
+DFLASH_AVX2 void run_parts_avx2(const TopkPlan & plan, const ggml_tensor * logits, float * dst, int ith, int nth) {
+    run_parts(plan, logits, dst, ith, nth);
+}
+#endif
+
+using RunParts = void (*)(const TopkPlan &, const ggml_tensor *, float *, int, int);
+
+RunParts choose_run_parts() {
+#ifdef DFLASH_AVX2
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        return run_parts_avx2;
+    }
+#endif
+    return run_parts_any;
+}
+
+void topk_parts_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    static const RunParts run = choose_run_parts();
+    run(*static_cast<const TopkPlan *>(userdata), dst->src[0], static_cast<float *>(dst->data), ith, nth);
 }
 
 struct Candidate {
