@@ -63,13 +63,14 @@ nb::ndarray<nb::numpy, T, nb::ndim<2>> to_numpy(std::vector<T> && values, std::i
     return {data, {static_cast<std::size_t>(n_rows), static_cast<std::size_t>(n_columns)}, owner};
 }
 
-nb::tuple propose(Drafter & drafter, std::int32_t pos0, const Taps & taps, llama_token anchor) {
+nb::tuple propose(Drafter & drafter, std::int32_t pos0, const Taps & taps, llama_token anchor,
+                  std::int32_t n_slots) {
     DraftCandidates out;
     {
         const std::span rows(taps.data(), taps.size());
         const nb::gil_scoped_release release;
         const std::unique_ptr<DraftContext> ctx = drafter.new_context();
-        drafter.draft(*ctx, pos0, rows, anchor, out);
+        drafter.draft(*ctx, pos0, rows, anchor, out, n_slots);
     }
     return nb::make_tuple(to_numpy(std::move(out.ids), out.n_slots, out.top_k),
                           to_numpy(std::move(out.log_probs), out.n_slots, out.top_k));
@@ -96,7 +97,8 @@ void init_drafter(nb::module_ & m) {
         .def_prop_ro("feature_size", &Drafter::feature_size)
         .def_prop_ro("name", [](const Drafter & drafter) { return drafter.spec().name; })
         .def("memory", [](const Drafter & drafter) { return memory_dict(drafter.memory()); })
-        .def("propose", &propose, nb::arg("pos0"), nb::arg("taps"), nb::arg("anchor"));
+        .def("propose", &propose, nb::arg("pos0"), nb::arg("taps"), nb::arg("anchor"), nb::kw_only(),
+             nb::arg("n_slots") = all_slots);
     m.def("estimate_memory", &estimate_memory, nb::arg("drafter_path"), nb::arg("target_path"), nb::kw_only(),
           nb::arg("n_ctx") = 0, nb::arg("n_batch") = 512);
 }

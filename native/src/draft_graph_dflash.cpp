@@ -10,8 +10,6 @@ namespace {
 
 constexpr std::size_t nodes_per_layer = 72;
 constexpr std::size_t nodes_besides = 64;
-constexpr std::int64_t head_row_multiple = 4;  // repacked kernels take rows by four; single rows cost as much
-
 }  // namespace
 
 std::size_t mask_kind(const DrafterSpec & spec, std::int32_t layer) {
@@ -35,7 +33,7 @@ DraftGraph::DraftGraph(const DrafterSpec & spec, const DraftWeights & weights, c
     if (shape_.n_inject > 0) {
         build_inject();
     }
-    if (shape_.has_block) {
+    if (shape_.n_slots > 0) {
         build_block();
     }
 }
@@ -93,15 +91,16 @@ void DraftGraph::build_block() {
     }
 
     // Slot 0 is the anchor, which predicts nothing: after the last attention only the rows that the head needs go on.
-    const std::int64_t n_slots = n_block - 1;
+    const std::int64_t n_slots = shape_.n_slots;
     const std::int64_t n_head_rows =
         std::min(n_block, (n_slots + head_row_multiple - 1) / head_row_multiple * head_row_multiple);
+    const std::int64_t first_row = std::min<std::int64_t>(1, n_block - n_head_rows);
     ggml_tensor * x = block_embd;
     for (std::int32_t il = 0; il < spec_.n_layer; ++il) {
         const DraftLayer & layer = weights_.layers[static_cast<std::size_t>(il)];
         ggml_tensor * attn = attention(il, norm(x, layer.attn_norm));
         if (il + 1 == spec_.n_layer && n_head_rows < n_block) {
-            const std::int64_t skipped = n_block - n_head_rows;
+            const auto skipped = static_cast<std::size_t>(first_row);
             attn = ggml_view_2d(ctx, attn, spec_.n_embd, n_head_rows, attn->nb[1], skipped * attn->nb[1]);
             x = ggml_view_2d(ctx, x, spec_.n_embd, n_head_rows, x->nb[1], skipped * x->nb[1]);
         }
@@ -109,7 +108,7 @@ void DraftGraph::build_block() {
         x = ggml_add(ctx, feed_forward(layer, norm(x, layer.ffn_norm)), x);
     }
     topk_ = TopkPlan::make(topk_.top_k, static_cast<std::int32_t>(weights_.head->ne[1]),
-                           static_cast<std::int32_t>(n_head_rows - n_slots), static_cast<std::int32_t>(n_slots));
+                           static_cast<std::int32_t>(1 - first_row), static_cast<std::int32_t>(n_slots));
     build_candidates(norm(x, weights_.output_norm));
 }
 

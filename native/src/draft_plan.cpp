@@ -100,6 +100,10 @@ std::int32_t inject_bucket(std::int32_t n) {
     return n > 0 ? static_cast<std::int32_t>(std::bit_ceil(static_cast<std::uint32_t>(n))) : 0;
 }
 
+std::int32_t slot_bucket(std::int32_t n_slots, std::int32_t block_size) {
+    return std::min(round_up(n_slots, head_row_multiple), block_size - 1);
+}
+
 std::int32_t inject_chunk(std::int32_t n) {
     if (n <= whole_rows) {
         return n;
@@ -115,8 +119,8 @@ ComputeSize measure_compute(const DrafterSpec & spec, const DraftWeights & weigh
          t = ggml_get_next_tensor(cache.ctx.get(), t)) {
         t->buffer = cache.buffer.get();
     }
-    const std::array<DraftShape, 2> largest{DraftShape{max_inject_rows, 0, false},
-                                            DraftShape{inject_bucket(spec.block_size), layout.capacity, true}};
+    const std::array<DraftShape, 2> largest{DraftShape{max_inject_rows, 0, 0},
+                                            DraftShape{inject_bucket(spec.block_size), layout.capacity, spec.block_size - 1}};
     ComputeSize size;
     for (const DraftShape & shape : largest) {
         const DraftGraph graph(spec, weights, cache.tensors, shape, top_k, device.is_cpu());

@@ -68,7 +68,8 @@ struct Drafter::Impl {
     std::int32_t count_rows(std::span<const float> taps, std::int32_t pos0) const;
     void inject_all(RingContext & ring, std::int32_t & pos0, std::span<const float> & taps, std::int32_t n_keep);
     DraftGraph & graph(RingContext & ring, const DraftShape & shape);
-    void run(RingContext & ring, std::int32_t pos0, std::span<const float> taps, DraftCandidates * out);
+    void run(RingContext & ring, std::int32_t pos0, std::span<const float> taps, std::int32_t n_slots,
+             DraftCandidates * out);
 
     DrafterParams params;
     std::pair<DrafterSpec, TargetSpec> pair;
@@ -155,7 +156,7 @@ void Drafter::Impl::inject_all(RingContext & ring, std::int32_t & pos0, std::spa
     drop(std::max(0, n - layout.capacity));
     while (n > n_keep) {
         const std::int32_t chunk = inject_chunk(n - n_keep);
-        run(ring, pos0, taps.first(static_cast<std::size_t>(chunk) * row), nullptr);
+        run(ring, pos0, taps.first(static_cast<std::size_t>(chunk) * row), 0, nullptr);
         drop(chunk);
     }
 }
@@ -192,7 +193,8 @@ DraftGraph & Drafter::Impl::graph(RingContext & ring, const DraftShape & shape) 
     return *(ring.graphs[shape] = std::move(made));
 }
 
-void Drafter::Impl::run(RingContext & ring, std::int32_t pos0, std::span<const float> taps, DraftCandidates * out) {
+void Drafter::Impl::run(RingContext & ring, std::int32_t pos0, std::span<const float> taps, std::int32_t n_slots,
+                        DraftCandidates * out) {
     const auto n = static_cast<std::int32_t>(taps.size() / static_cast<std::size_t>(weights.fc->ne[0]));
     RingInterval next = ring.interval();
     if (n > 0) {
@@ -202,9 +204,9 @@ void Drafter::Impl::run(RingContext & ring, std::int32_t pos0, std::span<const f
     if (n > 0) {
         next.commit(pos0, n);
     }
-    const bool has_block = out != nullptr;
+    const bool has_block = n_slots > 0;
     const std::int32_t n_kv = has_block ? kv_bucket(next.cells_in_use(), layout.capacity) : 0;
-    const DraftGraph & g = graph(ring, {inject_bucket(n), n_kv, has_block});
+    const DraftGraph & g = graph(ring, {inject_bucket(n), n_kv, n_slots});
     if (n > 0) {
         inputs->set_inject(g, next, pos0, taps);
     }
@@ -255,15 +257,18 @@ void Drafter::inject(DraftContext & ctx, std::int32_t pos0, std::span<const floa
 }
 
 void Drafter::draft(DraftContext & ctx, std::int32_t pos0, std::span<const float> taps, llama_token anchor,
-                    DraftCandidates & out) {
+                    DraftCandidates & out, std::int32_t n_slots) {
     Impl & impl = *impl_;
     RingContext & ring = impl.own(ctx);
     impl.count_rows(taps, taps.empty() ? ring.end() : pos0);
+    if (n_slots < 1) {
+        throw Error(ErrorCode::invalid_argument, "n_slots is " + std::to_string(n_slots) + ", expected 1 or more", "n_slots");
+    }
     impl.embeddings.read(anchor, impl.anchor_row);
     const std::int32_t end_before = ring.end();
     try {
         impl.inject_all(ring, pos0, taps, impl.spec.block_size);
-        impl.run(ring, pos0, taps, &out);
+        impl.run(ring, pos0, taps, slot_bucket(n_slots, impl.spec.block_size), &out);
     } catch (...) {
         ring.rewind(std::min(ring.end(), end_before));
         throw;

@@ -333,11 +333,12 @@ std::vector<llama_token> Engine::plain_round(llama_sampler * sampler, const Roun
     return emitted;
 }
 
-bool Engine::make_draft(double & draft_ms) {
+bool Engine::make_draft(std::int32_t n_slots, double & draft_ms) {
     const Clock::time_point start = Clock::now();
     PendingTaps & pending = session_.pending();
     try {
-        drafter_->draft(*session_.draft_context, pending.pos0, pending.rows, session_.tokens().back(), candidates_);
+        drafter_->draft(*session_.draft_context, pending.pos0, pending.rows, session_.tokens().back(), candidates_,
+                        n_slots);
     } catch (const Error & error) {
         drafter_failed(error.what());
         return false;
@@ -352,7 +353,7 @@ std::vector<llama_token> Engine::draft_round(llama_sampler * sampler, const Roun
                                              std::int32_t n_draft) {
     const Clock::time_point start = Clock::now();
     RoundTimes times;
-    if (!make_draft(times.draft)) {
+    if (!make_draft(n_draft, times.draft)) {
         return plain_round(sampler, options);
     }
     const DraftTree tree = DraftTree::chain(candidates_, n_draft);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dflash_local import _load_order
+from dflash_local import _load_order, _openmp
 from dflash_local._errors import (
     Cancelled,
     ContextOverflow,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dflash_local.runtime import Runtime, load_runtime
     from dflash_local.sampling import SamplingParams
 
+_openmp.spin_briefly()
 _load_order.install()
 
 __version__ = "0.1.0"

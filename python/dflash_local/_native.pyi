@@ -87,10 +87,11 @@ class Drafter:
     name: str
     def memory(self) -> DraftMemory: ...
     def propose(
-        self, pos0: int, taps: npt.NDArray[np.float32], anchor: int
+        self, pos0: int, taps: npt.NDArray[np.float32], anchor: int, *, n_slots: int = 65536
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """For tests: fresh context, injects taps [n, feature_size] at pos0, drafts one block.
-        Returns ids and log-probabilities, both [block_size - 1, top_k], best first."""
+        Returns ids and log-probabilities, both [slots, top_k], best first; slots: block_size - 1, or
+        fewer, but at least n_slots, where fewer were asked for."""
 
 class Engine:
     """A target with its context and perhaps a drafter; one conversation. Not thread-safe but for `cancel`."""

@@ -48,6 +48,20 @@ def test_candidates_are_distinct_and_sorted(drafter: _native.Drafter) -> None:
     assert np.all(np.exp(log_probs).sum(axis=1) <= 1)
 
 
+@pytest.mark.parametrize(("asked", "given"), [(1, 4), (3, 4), (4, 4), (5, 7), (7, 7), (100, 7)])
+def test_fewer_slots_are_the_first_of_all(drafter: _native.Drafter, asked: int, given: int) -> None:
+    ids, log_probs = drafter.propose(0, random_taps(40), 123)
+    some_ids, some_log_probs = drafter.propose(0, random_taps(40), 123, n_slots=asked)
+    assert some_ids.shape == (given, 8)
+    assert np.array_equal(some_ids, ids[:given])
+    np.testing.assert_allclose(some_log_probs, log_probs[:given], atol=1e-5)
+
+
+def test_no_slots_are_refused(drafter: _native.Drafter) -> None:
+    with pytest.raises(ValueError, match="n_slots is 0"):
+        drafter.propose(0, random_taps(4), 123, n_slots=0)
+
+
 @pytest.mark.parametrize("n", [0, 1, 8, 9, 127, 300])
 def test_same_input_same_bits(drafter: _native.Drafter, n: int) -> None:
     first = drafter.propose(5, random_taps(n), 123)

@@ -27,10 +27,12 @@ struct KvTensors {
 struct DraftShape {
     std::int32_t n_inject = 0;  // rows, padded
     std::int32_t n_kv = 0;      // ring cells that the block sees
-    bool has_block = false;
+    std::int32_t n_slots = 0;   // slots 1..n_slots of the block get candidates; 0: no block
 
     auto operator<=>(const DraftShape &) const = default;
 };
+
+constexpr std::int32_t head_row_multiple = 4;  // repacked kernels take rows by four; single rows cost as much
 
 /// A layer's mask depends on these two only: index 2 * sliding + causal.
 constexpr std::size_t n_mask_kinds = 4;

@@ -28,6 +28,8 @@ void check_params(const DrafterParams & params, std::int64_t n_head_rows);
 [[nodiscard]] std::int32_t kv_bucket(std::int32_t n_cells, std::int32_t capacity);
 /// Rows of a graph that injects n rows: a power of two.
 [[nodiscard]] std::int32_t inject_bucket(std::int32_t n);
+/// Slots of a graph that serves n slots: whole groups of head rows, as far as the block goes.
+[[nodiscard]] std::int32_t slot_bucket(std::int32_t n_slots, std::int32_t block_size);
 /// Rows to inject at once of n that are left: whole buckets first, so that little is padded.
 [[nodiscard]] std::int32_t inject_chunk(std::int32_t n);
 

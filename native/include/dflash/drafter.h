@@ -23,6 +23,7 @@ struct DrafterParams {
 };
 
 constexpr std::int32_t default_draft_ctx = 4096;
+constexpr std::int32_t all_slots = 1 << 16;  // more than any block has
 
 /// Bytes that drafting adds, printed before anything is loaded and checked against the truth in a test.
 struct DraftMemory {
@@ -35,7 +36,7 @@ struct DraftMemory {
 
 /// Candidates of the slots after the anchor, best first.
 struct DraftCandidates {
-    std::int32_t n_slots = 0;  // block_size - 1
+    std::int32_t n_slots = 0;  // block_size - 1, or fewer where fewer were asked for
     std::int32_t top_k = 0;
     std::vector<std::int32_t> ids;  // [n_slots x top_k], target token ids
     std::vector<float> log_probs;   // [n_slots x top_k], log-softmax over the head's vocabulary
@@ -80,10 +81,11 @@ class Drafter {
     void inject(DraftContext & ctx, std::int32_t pos0, std::span<const float> taps);
 
     /// Injects `taps` (may be empty) at pos0, then runs one block whose anchor sits at position ctx.end(), in one
-    /// graph. Throws Error(decode_failed); the context then holds what it held before, less the cells that `taps` had
+    /// graph. The block is always whole; at least its first `n_slots` slots get candidates, so that the head skips the
+    /// others. Throws Error(decode_failed); the context then holds what it held before, less the cells that `taps` had
     /// taken, and nothing where the probabilities came out as no numbers.
     void draft(DraftContext & ctx, std::int32_t pos0, std::span<const float> taps, llama_token anchor,
-               DraftCandidates & out);
+               DraftCandidates & out, std::int32_t n_slots = all_slots);
 
     /// Bytes the constructor and one context will take, from the files alone; taps as for a target batch of n_batch
     /// rows.

@@ -84,7 +84,7 @@ class Engine {
     void decode_prompt_chunk(std::int32_t n_rows, bool last, bool all_logits);
     std::vector<llama_token> plain_round(llama_sampler * sampler, const RoundOptions & options);
     std::vector<llama_token> draft_round(llama_sampler * sampler, const RoundOptions & options, std::int32_t n_draft);
-    bool make_draft(double & draft_ms);
+    bool make_draft(std::int32_t n_slots, double & draft_ms);
     void keep_taps(std::int32_t pos0, std::int32_t n_rows);
     void inject_pending();
     void rewind_memories(std::int32_t pos);
