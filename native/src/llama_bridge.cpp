@@ -43,7 +43,38 @@ bool all_on_cpu() {
            ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU) == nullptr;
 }
 
+bool is_gpu(ggml_backend_dev_t device) {
+    return device != nullptr && (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_GPU ||
+                                 ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_IGPU);
+}
+
+ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
+    return tensor->buffer == nullptr ? nullptr
+                                     : ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+}
+
+bool any_layer_offloaded(const llama_model * model) {
+    return !all_on_cpu() && std::ranges::any_of(llama_symbols::model_tensors(model), [](const auto & entry) {
+        return entry.first.starts_with("blk.") && is_gpu(device_of(entry.second));
+    });
+}
+
 }  // namespace
+
+ggml_backend_dev_t head_device(const llama_model * model) {
+    if (all_on_cpu()) {
+        return nullptr;
+    }
+    // A tied head is a second tensor of the embedding's name: the embeddings themselves stay in host memory.
+    for (const std::string_view head : {"output.weight", "token_embd.weight"}) {
+        for (const auto & [name, tensor] : llama_symbols::model_tensors(model)) {
+            if (name == head && is_gpu(device_of(tensor))) {
+                return device_of(tensor);
+            }
+        }
+    }
+    return nullptr;
+}
 
 bool exports_layer_inputs(const std::string & architecture) {
     return std::ranges::find(exporting_architectures, std::string_view{architecture}) != exporting_architectures.end();
@@ -214,10 +245,11 @@ TargetContext::TargetContext(llama_model * model, llama_context_params params, s
                         "dflash.target_layers");
         }
     }
-    if (mode == TapMode::automatic) {
-        mode = all_on_cpu() || !exports_layer_inputs(architecture) ? TapMode::callback : TapMode::layer_input;
-    }
     self.last_layer_tapped = std::ranges::find(tap_inputs, n_layer) != tap_inputs.end();
+    if (mode == TapMode::automatic) {
+        const bool exported = exports_layer_inputs(architecture) && !self.last_layer_tapped;
+        mode = exported && any_layer_offloaded(model) ? TapMode::layer_input : TapMode::callback;
+    }
     if (mode == TapMode::layer_input && !tap_inputs.empty()) {
         if (!exports_layer_inputs(architecture)) {
             throw Error(ErrorCode::unsupported,
@@ -281,14 +313,17 @@ void TargetContext::decode(std::span<const Row> rows, bool tap) {
         throw Error(ErrorCode::invalid_argument,
                     "a decode takes 1 to " + std::to_string(n_chunk()) + " rows, not " + std::to_string(rows.size()));
     }
+    self.interrupted = false;
+    if (Impl::abort_callback(&self)) {
+        clear_cancel();
+        throw Error(ErrorCode::cancelled, "cancelled");
+    }
     tap = tap && !self.tap_inputs.empty();
     // The last layer's l_out holds output rows only.
     self.fill(rows, tap && self.last_layer_tapped);
     self.tapping = tap;
     self.n_rows = static_cast<std::int32_t>(rows.size());
     self.taps_seen = 0;
-    self.interrupted = false;
-    self.last_poll = std::chrono::steady_clock::now();
     if (tap) {
         self.taps.resize(rows.size() * self.feature_size);
         if (self.mode == TapMode::callback && !all_on_cpu()) {

@@ -1,6 +1,7 @@
 // The target's llama.cpp context: decoding, cancelling, and tapping hidden states by either of two ways.
 #pragma once
 
+#include <ggml-backend.h>
 #include <llama.h>
 
 #include <atomic>
@@ -15,7 +16,7 @@
 namespace dflash {
 
 enum class TapMode : std::uint8_t {
-    automatic,    // callback on a CPU, layer_input on devices where the architecture exports it
+    automatic,    // layer_input where layers lie on a device and the architecture exports it, else callback
     callback,     // the public cb_eval on `l_out-<i>`: copies the wanted rows, cuts the graph at each tap
     layer_input,  // llama_set_embeddings_layer_inp: no cut, copies every row of the batch
 };
@@ -50,7 +51,8 @@ class TargetContext {
     [[nodiscard]] std::size_t tap_bytes() const noexcept;      // buffers held for taps
 
     /// Decodes the rows and synchronizes. With `tap`, taps() then holds every row. Throws Error: cancelled,
-    /// context_overflow (no cell left), decode_failed; then rows may be left in the memory: remove them.
+    /// context_overflow (no cell left), decode_failed; then rows may be left in the memory: remove them. A CPU stops
+    /// inside a batch, devices before the next one.
     void decode(std::span<const Row> rows, bool tap);
 
     /// Taps of the last decode, [n_rows x feature_size()], of a row one tap after the other.
@@ -68,6 +70,9 @@ class TargetContext {
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
+
+/// The GPU that holds the target's head; null: the CPU computes its logits.
+[[nodiscard]] ggml_backend_dev_t head_device(const llama_model * model);
 
 /// Does this architecture assign the layer inputs that layer_input reads? It aborts on others.
 [[nodiscard]] bool exports_layer_inputs(const std::string & architecture);
