@@ -17,6 +17,7 @@
 #include "dflash/drafter.h"
 #include "dflash/error.h"
 #include "dflash/gguf_reader.h"
+#include "dflash/llama_bridge.h"
 #include "memory_dict.h"
 
 namespace nb = nanobind;
@@ -29,7 +30,7 @@ using Taps = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu
 
 ggml_backend_dev_t find_device(const std::string & name) {
     if (name.empty()) {
-        return nullptr;
+        return nullptr;  // the CPU
     }
     ggml_backend_dev_t device = ggml_backend_dev_by_name(name.c_str());
     if (device == nullptr) {
@@ -48,11 +49,15 @@ void construct(Drafter * self, const std::filesystem::path & drafter_path, const
     if (model == 0) {
         throw Error(ErrorCode::invalid_argument, "model is 0, expected the address of a loaded llama_model", "model");
     }
-    const DrafterParams params{.n_ctx = n_ctx, .n_threads = n_threads, .top_k = top_k, .device = find_device(device)};
+    const auto * const target = reinterpret_cast<const llama_model *>(model);
+    const DrafterParams params{.n_ctx = n_ctx,
+                               .n_threads = n_threads,
+                               .top_k = top_k,
+                               .device = device == "auto" ? head_device(target) : find_device(device)};
     const nb::gil_scoped_release release;
     const GgufFile drafter_file = GgufFile::open(drafter_path);
     const GgufFile target_file = GgufFile::open(target_path);
-    new (self) Drafter(drafter_file, target_file, reinterpret_cast<const llama_model *>(model), params);
+    new (self) Drafter(drafter_file, target_file, target, params);
 }
 
 template <typename T>
@@ -77,12 +82,13 @@ nb::tuple propose(Drafter & drafter, std::int32_t pos0, const Taps & taps, llama
 }
 
 nb::dict estimate_memory(const std::filesystem::path & drafter_path, const std::filesystem::path & target_path,
-                         std::int32_t n_ctx, std::int32_t n_batch) {
+                         std::int32_t n_ctx, std::int32_t n_batch, const std::string & device, bool layers_on_device) {
+    const DrafterParams params{.n_ctx = n_ctx, .device = find_device(device)};
     DraftMemory memory;
     {
         const nb::gil_scoped_release release;
-        memory =
-            Drafter::estimate(GgufFile::open(drafter_path), GgufFile::open(target_path), {.n_ctx = n_ctx}, n_batch);
+        memory = Drafter::estimate(GgufFile::open(drafter_path), GgufFile::open(target_path), params, n_batch,
+                                   layers_on_device);
     }
     return memory_dict(memory);
 }
@@ -96,11 +102,12 @@ void init_drafter(nb::module_ & m) {
         .def_prop_ro("block_size", [](const Drafter & drafter) { return drafter.spec().block_size; })
         .def_prop_ro("feature_size", &Drafter::feature_size)
         .def_prop_ro("name", [](const Drafter & drafter) { return drafter.spec().name; })
+        .def_prop_ro("device", [](const Drafter & drafter) { return ggml_backend_dev_name(drafter.device()); })
         .def("memory", [](const Drafter & drafter) { return memory_dict(drafter.memory()); })
         .def("propose", &propose, nb::arg("pos0"), nb::arg("taps"), nb::arg("anchor"), nb::kw_only(),
              nb::arg("n_slots") = all_slots);
     m.def("estimate_memory", &estimate_memory, nb::arg("drafter_path"), nb::arg("target_path"), nb::kw_only(),
-          nb::arg("n_ctx") = 0, nb::arg("n_batch") = 512);
+          nb::arg("n_ctx") = 0, nb::arg("n_batch") = 512, nb::arg("device") = "", nb::arg("layers_on_device") = false);
 }
 
 }  // namespace dflash::bind

@@ -63,6 +63,18 @@ DraftDevice::DraftDevice(ggml_backend_dev_t device)
 
 bool DraftDevice::is_cpu() const { return ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_CPU; }
 
+void DraftDevice::require(ggml_cgraph * graph) const {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * const node = ggml_graph_node(graph, i);
+        if (!ggml_backend_dev_supports_op(device_, node)) {
+            throw Error(ErrorCode::unsupported,
+                        std::string(ggml_backend_dev_name(device_)) + " does not support the operation " +
+                            ggml_op_desc(node) + " of the draft graph: run the drafter on the CPU",
+                        "device");
+        }
+    }
+}
+
 bool DraftDevice::keeps_graphs() const {
     const std::string_view name = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device_));
     return name != "SYCL" && name != "OpenCL";

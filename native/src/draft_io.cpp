@@ -39,7 +39,9 @@ void DraftInputs::set_inject(const DraftGraph & graph, const RingInterval & inte
     const auto n_padded = static_cast<std::size_t>(graph.taps->ne[1]);
     ggml_backend_tensor_set(graph.taps, taps.data(), 0, taps.size_bytes());
     if (taps.size_bytes() < ggml_nbytes(graph.taps)) {
-        ggml_backend_tensor_memset(graph.taps, 0, taps.size_bytes(), ggml_nbytes(graph.taps) - taps.size_bytes());
+        // Not ggml_backend_tensor_memset: some backends lack it, and it aborts there.
+        zeros_.resize(ggml_nbytes(graph.taps) - taps.size_bytes());
+        ggml_backend_tensor_set(graph.taps, zeros_.data(), taps.size_bytes(), zeros_.size());
     }
     positions_.assign(n_padded, 0);
     std::iota(positions_.begin(), positions_.begin() + n, pos0);

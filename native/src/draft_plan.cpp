@@ -124,6 +124,7 @@ ComputeSize measure_compute(const DrafterSpec & spec, const DraftWeights & weigh
     ComputeSize size;
     for (const DraftShape & shape : largest) {
         const DraftGraph graph(spec, weights, cache.tensors, shape, top_k, device.is_cpu());
+        device.require(graph.graph());
         std::size_t bytes = 0;
         const ggml_gallocr_ptr measure(ggml_gallocr_new(device.buffer_type()));
         ggml_gallocr_reserve_n_size(measure.get(), graph.graph(), nullptr, nullptr, &bytes);

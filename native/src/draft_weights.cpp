@@ -187,7 +187,7 @@ void DraftWeights::pretend_loaded() {
         }
     }
     if (dummy_head_ctx_ != nullptr) {
-        head->buffer = groups_.begin()->second.buffer.get();
+        head->buffer = groups_.at(device_.buffer_type()).buffer.get();  // where the norms are
     }
 }
 

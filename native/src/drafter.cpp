@@ -17,6 +17,7 @@
 #include "dflash/draft_weights.h"
 #include "dflash/embedding_rows.h"
 #include "dflash/error.h"
+#include "dflash/llama_bridge.h"
 
 namespace dflash {
 
@@ -42,6 +43,18 @@ std::pair<DrafterSpec, TargetSpec> read_fitting_pair(const GgufFile & drafter_fi
 DrafterParams checked_threads(const DrafterParams & params) {
     check_params(params, max_top_k);
     return params;
+}
+
+// The engine's copy of one batch, and what the way of tapping takes besides: see TapMode.
+std::size_t tap_bytes(const DrafterSpec & spec, const std::string & architecture, std::int32_t n_batch,
+                      bool layers_on_device) {
+    const auto rows = static_cast<std::size_t>(n_batch) * sizeof(float);
+    const std::size_t one_tap = rows * static_cast<std::size_t>(spec.n_embd_tap);
+    const std::size_t copy = one_tap * spec.tap_inputs.size();
+    if (!layers_on_device) {
+        return copy;
+    }
+    return copy + (exports_layer_inputs(architecture) ? copy : one_tap);
 }
 
 // Sums of x * 0, in lanes that vectorize: zero unless an x is infinite or no number.
@@ -180,15 +193,7 @@ DraftGraph & Drafter::Impl::graph(RingContext & ring, const DraftShape & shape) 
         throw Error(ErrorCode::out_of_memory, "cannot allocate a compute buffer for the drafter's graph");
     }
     compute.buffer = bytes_after;
-    for (int i = 0; i < ggml_graph_n_nodes(made->graph()); ++i) {
-        const ggml_tensor * const node = ggml_graph_node(made->graph(), i);
-        if (!ggml_backend_dev_supports_op(device->device(), node)) {
-            throw Error(ErrorCode::unsupported,
-                        std::string(ggml_backend_dev_name(device->device())) + " does not support the operation " +
-                            ggml_op_desc(node) + " of the draft graph: run the drafter on the CPU",
-                        "device");
-        }
-    }
+    device->require(made->graph());
     made->arena_generation = arena_generation;
     return *(ring.graphs[shape] = std::move(made));
 }
@@ -240,6 +245,8 @@ DraftMemory Drafter::memory() const {
 
 std::int32_t Drafter::feature_size() const { return static_cast<std::int32_t>(impl_->weights.fc->ne[0]); }
 
+ggml_backend_dev_t Drafter::device() const { return impl_->device->device(); }
+
 void Drafter::set_n_threads(std::int32_t n_threads) {
     DrafterParams changed = impl_->params;
     changed.n_threads = n_threads;
@@ -276,7 +283,7 @@ void Drafter::draft(DraftContext & ctx, std::int32_t pos0, std::span<const float
 }
 
 DraftMemory Drafter::estimate(const GgufFile & drafter_file, const GgufFile & target_file, const DrafterParams & params,
-                              std::int32_t n_batch) {
+                              std::int32_t n_batch, bool layers_on_device) {
     const auto [spec, target_spec] = read_fitting_pair(drafter_file, target_file);
     DraftDevice device(checked_threads(params).device);
     device.set_n_threads(params.n_threads);
@@ -285,7 +292,7 @@ DraftMemory Drafter::estimate(const GgufFile & drafter_file, const GgufFile & ta
     DraftMemory memory{.weights = weights.bytes(), .context = layout.bytes()};
     weights.pretend_loaded();
     memory.compute = measure_compute(spec, weights, layout, device, params.top_k, nullptr).total();
-    memory.taps = static_cast<std::size_t>(weights.fc->ne[0]) * static_cast<std::size_t>(n_batch) * sizeof(float);
+    memory.taps = tap_bytes(spec, target_file.architecture(), n_batch, layers_on_device);
     return memory;
 }
 

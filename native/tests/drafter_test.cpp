@@ -307,7 +307,7 @@ TEST_CASE("a drafter that borrows needs its target loaded") {
 TEST_CASE("the estimate is what is allocated") {
     const Files files(random_drafter(true));
     const DrafterParams params{.n_ctx = 500, .n_threads = 1, .top_k = top_k};
-    const DraftMemory estimate = Drafter::estimate(files.drafter, files.target, params, 32);
+    const DraftMemory estimate = Drafter::estimate(files.drafter, files.target, params, 32, false);
     const Drafter drafter(files.drafter, files.target, nullptr, params);
     const auto ctx = drafter.new_context();
     const DraftMemory actual = drafter.memory();
@@ -315,6 +315,10 @@ TEST_CASE("the estimate is what is allocated") {
     CHECK(estimate.context == actual.context);
     CHECK(estimate.compute == doctest::Approx(static_cast<double>(actual.compute)).epsilon(0.1));
     CHECK(estimate.taps == 32 * feature_size * sizeof(float));
+    // llama.cpp stages layer inputs of a whole batch: a second copy.
+    const DraftMemory on_device = Drafter::estimate(files.drafter, files.target, params, 32, true);
+    CHECK(on_device.taps == 2 * estimate.taps);
+    CHECK(on_device.total() == estimate.total() + estimate.taps);
 }
 
 TEST_CASE("buckets hold what they are asked for and stay few") {

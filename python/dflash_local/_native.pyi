@@ -59,7 +59,18 @@ def inspect(path: str) -> dict[str, Any]:
 def check_pair(drafter_path: str, target_path: str) -> list[PairMismatch]:
     """Fields in which drafter and target do not fit. Raises ModelLoadError, IncompatibleDrafter."""
 
-def estimate_memory(drafter_path: str, target_path: str, *, n_ctx: int = 0, n_batch: int = 512) -> DraftMemory: ...
+def estimate_memory(
+    drafter_path: str,
+    target_path: str,
+    *,
+    n_ctx: int = 0,
+    n_batch: int = 512,
+    device: str = "",
+    layers_on_device: bool = False,
+) -> DraftMemory:
+    """What drafting will add, from the files alone. `device`: the drafter's, a ggml device name or "" for the CPU;
+    `layers_on_device`: layers of the target lie on a device, where tapping takes more."""
+
 def time_attention(
     n_head: int, n_head_kv: int, head_dim: int, n_kv: int, n_rows: int, flash: bool, n_threads: int, budget_ms: float
 ) -> float:
@@ -80,11 +91,13 @@ class Drafter:
         top_k: int = 8,
         device: str = "",
     ) -> None:
-        """`model`: address of the loaded target's llama_model; `device`: a ggml device name, "" for the CPU."""
+        """`model`: address of the loaded target's llama_model; `device`: a ggml device name, "" for the CPU, "auto"
+        for where the target's head lies. Raises Unsupported where the device lacks an operation of the draft graph."""
 
     block_size: int
     feature_size: int
     name: str
+    device: str  # ggml's name of it
     def memory(self) -> DraftMemory: ...
     def propose(
         self, pos0: int, taps: npt.NDArray[np.float32], anchor: int, *, n_slots: int = 65536

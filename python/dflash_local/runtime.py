@@ -55,11 +55,18 @@ def load_model(path: Path, *, n_gpu_layers: int = -1, params: Any = None, verbos
 
 def offloads(n_gpu_layers: int) -> bool:
     """Will layers go to a device with this build of llama.cpp?"""
-    return n_gpu_layers != 0 and bool(llama_cpp.llama_supports_gpu_offload())
+    return n_gpu_layers != 0 and device_name() != ""
+
+
+def draft_device(n_gpu_layers: int, n_layer: int) -> str:
+    """Where the drafter will go: beside the target's head, which is offloaded last. "" for the CPU."""
+    return device_name() if n_gpu_layers < 0 or n_gpu_layers > n_layer else ""
 
 
 def device_name() -> str:
     """Name of the first GPU in ggml's registry, "" where there is none."""
+    if not llama_cpp.llama_supports_gpu_offload():  # loads the backends too
+        return ""
     for kind in (1, 2):  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
         device = _dev_by_type(kind)
         if device:
@@ -128,10 +135,8 @@ class OpenedEngine:
     pair: Pair
 
 
-def open_engine(
-    model: LlamaModel, context_params: Any, pair: Pair, notify: Notify = lambda _: None, *, draft_device: str = ""
-) -> OpenedEngine:
-    """Engine on `model`, with the pair's drafter where it can be loaded.
+def open_engine(model: LlamaModel, context_params: Any, pair: Pair, notify: Notify = lambda _: None) -> OpenedEngine:
+    """Engine on `model`, with the pair's drafter where it can be loaded, on the device of the target's head.
 
     A drafter that fails while loading raises where the user named it, else ends in a warning and plain decoding."""
     check_context_fits(model.metadata(), context_params)
@@ -143,7 +148,7 @@ def open_engine(
                 str(pair.target),
                 model.model,
                 n_threads=context_params.n_threads,
-                device=draft_device,
+                device="auto",
             )
             return OpenedEngine(native.Engine(model.model, address, drafter), pair)
         except Error as error:
@@ -231,7 +236,9 @@ def load_runtime(
         raise ValueError(f"n_ctx is {n_ctx} and n_batch {n_batch}, expected 0 and 1 to {MAX_CTX}")
     set_verbose(verbose)
     pair = resolve_pair(model, draft, notify)
-    pair, memory = estimate_pair(pair, n_batch=n_batch, notify=notify)
+    gpu = offloads(n_gpu_layers)
+    device = draft_device(n_gpu_layers, pair.target_info["n_layer"])
+    pair, memory = estimate_pair(pair, n_batch=n_batch, device=device, layers_on_device=gpu, notify=notify)
     if memory is not None:
         notify(describe_memory(memory))
     loaded = load_model(pair.target, n_gpu_layers=n_gpu_layers, verbose=verbose)
@@ -240,10 +247,9 @@ def load_runtime(
         n_ctx = min(DEFAULT_CTX, trained) if n_ctx is None else n_ctx or trained
         if n_ctx > trained:
             notify(f"warning: a context of {n_ctx} tokens is more than the {trained} this model was trained for")
-        gpu = offloads(n_gpu_layers)
         tuning = tune_model(loaded, n_ctx, n_threads=n_threads, flash_attn=flash_attn, type_v=type_v, gpu=gpu)
         params = make_context_params(tuning, n_ctx=n_ctx, n_batch=min(n_batch, n_ctx), type_k=type_k, type_v=type_v)
-        opened = open_engine(loaded, params, pair, notify, draft_device=device_name() if gpu else "")
+        opened = open_engine(loaded, params, pair, notify)
     except BaseException:
         loaded.close()
         raise

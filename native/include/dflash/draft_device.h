@@ -28,6 +28,9 @@ class DraftDevice {
     /// Can this loaded tensor, wherever it lies, be MUL_MAT's weight here?
     [[nodiscard]] bool can_multiply(const ggml_tensor * weight) const;
 
+    /// Throws Error(unsupported, "device") naming the first operation of the graph that this device cannot run.
+    void require(ggml_cgraph * graph) const;
+
     /// Do tensors of one graph stay usable when another graph is allocated in the same buffer? Not where the backend
     /// frees its side data of a buffer at every allocation.
     [[nodiscard]] bool keeps_graphs() const;

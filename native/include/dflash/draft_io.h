@@ -33,7 +33,8 @@ class DraftInputs {
     std::vector<float> block_embd_;  // [block_size x n_embd]
     std::vector<std::int32_t> positions_;
     std::vector<std::int64_t> cells_;
-    std::vector<float> mask_;  // [block_size x columns]
+    std::vector<float> mask_;       // [block_size x columns]
+    std::vector<std::byte> zeros_;  // padding rows of taps
 };
 
 /// Best first, ids through `d2t` where it is not empty. False where the probabilities are no numbers.

@@ -40,8 +40,8 @@ struct ComputeSize {
     [[nodiscard]] std::size_t total() const { return buffer + work; }
 };
 
-/// Measures with tensors that are loaded, or pretend to be. `arena`: reserved for these graphs where not null; throws
-/// Error(out_of_memory) where that fails.
+/// Measures with tensors that are loaded, or pretend to be. `arena`: reserved for these graphs where not null. Throws
+/// Error: unsupported (an operation that the device lacks), out_of_memory.
 [[nodiscard]] ComputeSize measure_compute(const DrafterSpec & spec, const DraftWeights & weights,
                                           const KvLayout & layout, const DraftDevice & device, std::int32_t top_k,
                                           ggml_gallocr_t arena);

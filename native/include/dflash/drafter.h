@@ -72,6 +72,7 @@ class Drafter {
     [[nodiscard]] const DrafterSpec & spec() const;
     [[nodiscard]] DraftMemory memory() const;         // what is in use now; taps is 0 here
     [[nodiscard]] std::int32_t feature_size() const;  // floats per tapped row: n_taps x target n_embd
+    [[nodiscard]] ggml_backend_dev_t device() const;
     void set_n_threads(std::int32_t n_threads);
 
     [[nodiscard]] std::unique_ptr<DraftContext> new_context() const;
@@ -88,9 +89,9 @@ class Drafter {
                DraftCandidates & out, std::int32_t n_slots = all_slots);
 
     /// Bytes the constructor and one context will take, from the files alone; taps as for a target batch of n_batch
-    /// rows.
+    /// rows, with what tapping takes besides where layers of the target lie on a device.
     static DraftMemory estimate(const GgufFile & drafter_file, const GgufFile & target_file,
-                                const DrafterParams & params, std::int32_t n_batch);
+                                const DrafterParams & params, std::int32_t n_batch, bool layers_on_device);
 
   private:
     struct Impl;

@@ -111,19 +111,29 @@ def resolve_pair(model: str | Path, draft: Draft = "auto", notify: Notify = lamb
     return Pair(target, info, None, None, f"declined: {why}")
 
 
-def estimate_pair(pair: Pair, *, n_batch: int, notify: Notify = lambda _: None) -> tuple[Pair, DraftMemory | None]:
-    """Bytes that drafting will add, from the files alone; None without a drafter.
+def estimate_pair(
+    pair: Pair,
+    *,
+    n_batch: int,
+    device: str = "",
+    layers_on_device: bool = False,
+    notify: Notify = lambda _: None,
+) -> tuple[Pair, DraftMemory | None]:
+    """Bytes that drafting will add, from the files alone; None without a drafter. Devices as in `estimate_memory`.
 
     A drafter that cannot be estimated raises where the user named it, else the pair comes back without it."""
     if pair.drafter is None:
         return pair, None
     try:
-        return pair, native.estimate_memory(str(pair.drafter), str(pair.target), n_batch=n_batch)
+        memory = native.estimate_memory(
+            str(pair.drafter), str(pair.target), n_batch=n_batch, device=device, layers_on_device=layers_on_device
+        )
     except Error as error:
         if pair.explicit:
             raise
         notify(f"warning: decoding without a drafter: {error}")
         return pair.declined(str(error)), None
+    return pair, memory
 
 
 def describe_memory(memory: DraftMemory) -> str:
