@@ -25,12 +25,20 @@ class Rig:
     """Target, drafter and engine; `close` frees them in that order reversed."""
 
     def __init__(
-        self, target: str, drafter: str | None, *, tap_mode: str = "auto", n_ctx: int = 512, **params: Any
+        self,
+        target: str,
+        drafter: str | None,
+        *,
+        tap_mode: str = "auto",
+        n_ctx: int = 512,
+        n_gpu_layers: int = 0,
+        draft_device: str = "",
+        **params: Any,
     ) -> None:
         llama_cpp.llama_backend_init()
-        self.model = _internals.LlamaModel(
-            path_model=target, params=llama_cpp.llama_model_default_params(), verbose=False
-        )
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.n_gpu_layers = n_gpu_layers
+        self.model = _internals.LlamaModel(path_model=target, params=model_params, verbose=False)
         self.params = llama_cpp.llama_context_default_params()
         self.params.n_ctx = n_ctx
         self.params.n_batch = self.params.n_ubatch = 128
@@ -41,7 +49,9 @@ class Rig:
         for name, value in params.items():
             setattr(self.params, name, value)
         model = address(self.model.model)
-        self.drafter = None if drafter is None else _native.Drafter(drafter, target, model, n_threads=1)
+        self.drafter = (
+            None if drafter is None else _native.Drafter(drafter, target, model, n_threads=1, device=draft_device)
+        )
         self.engine = _native.Engine(model, ctypes.addressof(self.params), self.drafter, tap_mode=tap_mode)
 
     def close(self) -> None:
