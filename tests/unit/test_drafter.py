@@ -35,6 +35,7 @@ def test_says_what_it_is(drafter: _native.Drafter) -> None:
     assert drafter.block_size == 8
     assert drafter.feature_size == 5 * 576
     assert drafter.name.startswith("smollm2-135m-dflash")
+    assert drafter.device == "CPU"
 
 
 def test_candidates_are_distinct_and_sorted(drafter: _native.Drafter) -> None:

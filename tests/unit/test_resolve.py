@@ -28,6 +28,7 @@ class FakeNative:
         self.mismatches: list[dict[str, str]] = []
         self.problem = ""
         self.fault: Exception | None = None
+        self.asked: dict[str, Any] = {}
 
     def inspect(self, path: str) -> dict[str, Any]:
         name = Path(path).name
@@ -48,7 +49,8 @@ class FakeNative:
     def check_pair(self, drafter: str, target: str) -> list[dict[str, str]]:
         return self.mismatches
 
-    def estimate_memory(self, drafter: str, target: str, *, n_batch: int) -> dict[str, int]:
+    def estimate_memory(self, drafter: str, target: str, **asked: Any) -> dict[str, int]:
+        self.asked = asked
         if self.fault:
             raise self.fault
         return {"weights": 2**20, "context": 2**21, "compute": 0, "taps": 0, "total": 3 * 2**20}
@@ -144,6 +146,14 @@ def test_memory_is_told_in_one_line(fake: FakeNative, folder: Path) -> None:
     assert describe_memory(memory) == (
         "drafting adds 3.0 MiB of memory (weights 1.0, context 2.0, compute 0.0, taps 0.0)"
     )
+
+
+def test_memory_is_estimated_for_the_devices_in_use(fake: FakeNative, folder: Path) -> None:
+    pair = resolve_pair(folder / "model.gguf")
+    estimate_pair(pair, n_batch=64)
+    assert fake.asked == {"n_batch": 64, "device": "", "layers_on_device": False}
+    estimate_pair(pair, n_batch=64, device="GPU7", layers_on_device=True)
+    assert fake.asked == {"n_batch": 64, "device": "GPU7", "layers_on_device": True}
 
 
 def test_estimate_that_fails(fake: FakeNative, folder: Path) -> None:

@@ -66,6 +66,19 @@ def test_named_drafter_that_fails_while_loading_raises(monkeypatch: pytest.Monke
         load_runtime(MODEL, MODELS_DIR / "smollm2-135m-dflash.gguf", **FAST)
 
 
+@pytest.mark.parametrize(
+    ("n_gpu_layers", "device"), [(-1, "GPU7"), (0, ""), (15, ""), (30, ""), (31, "GPU7"), (2**31 - 1, "GPU7")]
+)
+def test_the_drafter_goes_where_the_head_goes(n_gpu_layers: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head counts as one more layer, and is offloaded last."""
+    monkeypatch.setattr(runtime, "device_name", lambda: "GPU7")
+    assert runtime.draft_device(n_gpu_layers, n_layer=30) == device
+    assert runtime.offloads(n_gpu_layers) == (n_gpu_layers != 0)
+    monkeypatch.setattr(runtime, "device_name", lambda: "")
+    assert runtime.draft_device(n_gpu_layers, n_layer=30) == ""
+    assert not runtime.offloads(n_gpu_layers)
+
+
 def test_threads_are_alike_for_one_row_and_many() -> None:
     params = runtime.make_context_params(runtime.tune.Tuning(3, 0, ""), n_ctx=64)
     assert params.n_threads == params.n_threads_batch == 3
