@@ -68,8 +68,7 @@ nb::ndarray<nb::numpy, T, nb::ndim<2>> to_numpy(std::vector<T> && values, std::i
     return {data, {static_cast<std::size_t>(n_rows), static_cast<std::size_t>(n_columns)}, owner};
 }
 
-nb::tuple propose(Drafter & drafter, std::int32_t pos0, const Taps & taps, llama_token anchor,
-                  std::int32_t n_slots) {
+nb::tuple propose(Drafter & drafter, std::int32_t pos0, const Taps & taps, llama_token anchor, std::int32_t n_slots) {
     DraftCandidates out;
     {
         const std::span rows(taps.data(), taps.size());

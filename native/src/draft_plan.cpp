@@ -119,8 +119,9 @@ ComputeSize measure_compute(const DrafterSpec & spec, const DraftWeights & weigh
          t = ggml_get_next_tensor(cache.ctx.get(), t)) {
         t->buffer = cache.buffer.get();
     }
-    const std::array<DraftShape, 2> largest{DraftShape{max_inject_rows, 0, 0},
-                                            DraftShape{inject_bucket(spec.block_size), layout.capacity, spec.block_size - 1}};
+    const std::array<DraftShape, 2> largest{
+        DraftShape{max_inject_rows, 0, 0},
+        DraftShape{inject_bucket(spec.block_size), layout.capacity, spec.block_size - 1}};
     ComputeSize size;
     for (const DraftShape & shape : largest) {
         const DraftGraph graph(spec, weights, cache.tensors, shape, top_k, device.is_cpu());

@@ -269,7 +269,8 @@ void Drafter::draft(DraftContext & ctx, std::int32_t pos0, std::span<const float
     RingContext & ring = impl.own(ctx);
     impl.count_rows(taps, taps.empty() ? ring.end() : pos0);
     if (n_slots < 1) {
-        throw Error(ErrorCode::invalid_argument, "n_slots is " + std::to_string(n_slots) + ", expected 1 or more", "n_slots");
+        throw Error(ErrorCode::invalid_argument, "n_slots is " + std::to_string(n_slots) + ", expected 1 or more",
+                    "n_slots");
     }
     impl.embeddings.read(anchor, impl.anchor_row);
     const std::int32_t end_before = ring.end();
