@@ -119,6 +119,11 @@ def summarize(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     return out | {"bare_exact": sum(r["bare_exact"] for r in rows)} if "bare_exact" in rows[0] else out
 
 
+def percent(n: int, total: int) -> str:
+    """Share for a table, rounded down so that only all of them is 100%."""
+    return f"{math.floor(1e4 * n / total) / 100:.2f}%"
+
+
 def main() -> None:
     """Runs every prompt in every setting and prints one line a setting."""
     options = common.parser(__doc__)
@@ -139,6 +144,7 @@ def main() -> None:
             "temperature / rows",
             "ids",
             "replayed",
+            "bare",
             "equal to plain",
             "divergences",
             "explained",
@@ -149,7 +155,8 @@ def main() -> None:
             (
                 name,
                 s["tokens"],
-                f"{100 * s['exact'] / s['tokens']:.2f}%",
+                percent(s["exact"], s["tokens"]),
+                percent(s["bare_exact"], s["tokens"]) if args.bare else "-",
                 f"{100 * s['identical_share']:.0f}%",
                 s["divergences"],
                 s["explained"],
