@@ -50,20 +50,18 @@ def server(args: Any, extra: Sequence[str]) -> Iterator[str]:
     ]
     command += ["-c", str(args.n_ctx), "-np", "1", "-t", str(args.threads), "-tb", str(args.threads)]
     command += ["-b", "512", "-ub", "512", "-fa", args.flash, "-fit", "off", "-ngl", "0", "-cram", "0", *extra]
-    log = args.log.open("ab") if args.log else subprocess.DEVNULL
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        wait_until_ready(process, f"http://{HOST}:{port}")
-        yield f"http://{HOST}:{port}"
-    finally:
-        process.terminate()
+    with args.log.open("ab") if args.log else contextlib.nullcontext(subprocess.DEVNULL) as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if args.log:
-            log.close()
+            wait_until_ready(process, f"http://{HOST}:{port}")
+            yield f"http://{HOST}:{port}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], address: str) -> None:

@@ -90,5 +90,5 @@ def test_drafted_text_follows_the_law_of_plain_sampling(rig: Rig) -> None:
     assert statistic < quantile
     # The test would see a wrong law: accepted and refused drafts are both there, and the law is not flat.
     assert N_RUNS / 10 < accepted < N_RUNS * 1.5
-    flat = dict.fromkeys(itertools.product(allowed, repeat=2), 1 / len(allowed) ** 2)
+    flat = {(a, b): 1 / len(allowed) ** 2 for a, b in itertools.product(allowed, allowed)}
     assert chi_square(counts, flat)[0] > quantile
