@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from command import COMMAND, environment, run
+from command import COMMAND, TIMEOUT, environment, run
 
 OPTIONS = ("--temperature", "0", "--max-tokens", "16")
 FIGURES = r"\[drafter [^\]]*tokens/s[^\]]*\]"
@@ -75,7 +75,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
             [*COMMAND[1:], "chat", *args],
             env=environment(tmp_path, TERM="xterm", PROMPT_TOOLKIT_NO_CPR="1"),  # type: ignore[arg-type]
             encoding="utf-8",
-            timeout=60,
+            timeout=TIMEOUT,
             dimensions=(40, 200),
         )
         children.append(child)
