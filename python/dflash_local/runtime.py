@@ -14,6 +14,7 @@ from llama_cpp._internals import LlamaModel
 
 from dflash_local import tune
 from dflash_local._errors import Error, ModelLoadError, OutOfMemory
+from dflash_local._interrupt import held_interrupt
 from dflash_local._llama_log import captured_errors, set_verbose
 from dflash_local._native_loader import llama_cpp, native
 from dflash_local.memory import MAX_CTX, check_context_fits
@@ -241,16 +242,17 @@ def load_runtime(
     pair, memory = estimate_pair(pair, n_batch=n_batch, device=device, layers_on_device=gpu, notify=notify)
     if memory is not None:
         notify(describe_memory(memory))
-    loaded = load_model(pair.target, n_gpu_layers=n_gpu_layers, verbose=verbose)
-    try:
-        trained = loaded.n_ctx_train()
-        n_ctx = min(DEFAULT_CTX, trained) if n_ctx is None else n_ctx or trained
-        if n_ctx > trained:
-            notify(f"warning: a context of {n_ctx} tokens is more than the {trained} this model was trained for")
-        tuning = tune_model(loaded, n_ctx, n_threads=n_threads, flash_attn=flash_attn, type_v=type_v, gpu=gpu)
-        params = make_context_params(tuning, n_ctx=n_ctx, n_batch=min(n_batch, n_ctx), type_k=type_k, type_v=type_v)
-        opened = open_engine(loaded, params, pair, notify)
-    except BaseException:
-        loaded.close()
-        raise
-    return Runtime(loaded, opened.engine, opened.pair, tuning, memory)
+    with held_interrupt():
+        loaded = load_model(pair.target, n_gpu_layers=n_gpu_layers, verbose=verbose)
+        try:
+            trained = loaded.n_ctx_train()
+            n_ctx = min(DEFAULT_CTX, trained) if n_ctx is None else n_ctx or trained
+            if n_ctx > trained:
+                notify(f"warning: a context of {n_ctx} tokens is more than the {trained} this model was trained for")
+            tuning = tune_model(loaded, n_ctx, n_threads=n_threads, flash_attn=flash_attn, type_v=type_v, gpu=gpu)
+            params = make_context_params(tuning, n_ctx=n_ctx, n_batch=min(n_batch, n_ctx), type_k=type_k, type_v=type_v)
+            opened = open_engine(loaded, params, pair, notify)
+        except BaseException:
+            loaded.close()
+            raise
+        return Runtime(loaded, opened.engine, opened.pair, tuning, memory)
