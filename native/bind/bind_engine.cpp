@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -92,16 +93,33 @@ class EngineHandle {
         }
         return *engine_;
     }
-    void close() { engine_.reset(); }
+    void close() {
+        exclusive([&] { engine_.reset(); });
+    }
     [[nodiscard]] bool closed() const { return engine_ == nullptr; }
 
-    /// Runs `work` without the GIL; a KeyboardInterrupt that the engine's poll saw comes out in the place of Cancelled.
+    /// Runs `work` with this engine to itself. A second thread gets an error, not half of the first one's batch.
+    template <typename Work>
+    auto exclusive(Work && work) -> decltype(work()) {
+        if (busy_.exchange(true)) {
+            throw Error(ErrorCode::unsupported,
+                        "this model is in use by another thread; give each thread its own, or let them take turns");
+        }
+        const std::unique_ptr<std::atomic<bool>, void (*)(std::atomic<bool> *)> release(
+            &busy_, [](std::atomic<bool> * busy) { busy->store(false); });
+        return work();
+    }
+
+    /// Runs `work` exclusively and without the GIL; a KeyboardInterrupt that the engine's poll saw comes out in the
+    /// place of Cancelled.
     template <typename Work>
     auto without_gil(Work && work) {
-        interrupt_ = nullptr;
         try {
-            const nb::gil_scoped_release release;
-            return work();
+            return exclusive([&] {
+                interrupt_ = nullptr;
+                const nb::gil_scoped_release release;
+                return work();
+            });
         } catch (const Error & error) {
             if (error.code() == ErrorCode::cancelled && interrupt_ != nullptr) {
                 std::rethrow_exception(std::exchange(interrupt_, nullptr));
@@ -112,6 +130,7 @@ class EngineHandle {
 
   private:
     std::unique_ptr<Engine> engine_;
+    std::atomic<bool> busy_{false};
     std::exception_ptr interrupt_;  // a python_error, between the poll and the end of the call
 };
 
@@ -210,18 +229,22 @@ void init_engine(nb::module_ & m) {
         .def(
             "begin",
             [](EngineHandle & self, const std::vector<llama_token> & prompt, bool reuse) {
-                return self.get().begin(prompt, reuse);
+                return self.exclusive([&] { return self.get().begin(prompt, reuse); });
             },
             "prompt"_a, "reuse"_a = true)
         .def("prefill", [](EngineHandle & self) { return self.without_gil([&] { return self.get().prefill(); }); })
         .def("round", &run_round, "sampler"_a, nb::kw_only(), "draft_rows"_a = draft_auto, "max_emit"_a = 1 << 30,
              "all_logits"_a = false, "on_sample"_a = nb::none())
         .def(
-            "truncate", [](EngineHandle & self, std::int32_t n) { self.get().truncate(n); }, "n"_a)
+            "truncate", [](EngineHandle & self, std::int32_t n) { self.exclusive([&] { self.get().truncate(n); }); },
+            "n"_a)
         .def(
-            "append", [](EngineHandle & self, const std::vector<llama_token> & tokens) { self.get().append(tokens); },
+            "append",
+            [](EngineHandle & self, const std::vector<llama_token> & tokens) {
+                self.exclusive([&] { self.get().append(tokens); });
+            },
             "tokens"_a)
-        .def("reset", [](EngineHandle & self) { self.get().reset(); })
+        .def("reset", [](EngineHandle & self) { self.exclusive([&] { self.get().reset(); }); })
         .def("cancel", [](EngineHandle & self) { self.get().target().cancel(); })
         .def(
             "logits", [](EngineHandle & self, std::int32_t row) { return copy_array<float>(self.get().logits(row)); },
@@ -250,13 +273,14 @@ void init_engine(nb::module_ & m) {
         .def("replay", &replay_dict, "sampler"_a)
         .def("save",
              [](EngineHandle & self) {
-                 const std::vector<std::byte> state = self.get().save();
+                 const std::vector<std::byte> state = self.exclusive([&] { return self.get().save(); });
                  return nb::bytes(reinterpret_cast<const char *>(state.data()), state.size());
              })
         .def(
             "restore",
             [](EngineHandle & self, const nb::bytes & state) {
-                self.get().restore({reinterpret_cast<const std::byte *>(state.c_str()), state.size()});
+                self.exclusive(
+                    [&] { self.get().restore({reinterpret_cast<const std::byte *>(state.c_str()), state.size()}); });
             },
             "state"_a)
         .def("draft_memory", [](const EngineHandle & self) { return memory_dict(self.get().draft_memory()); });

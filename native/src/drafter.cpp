@@ -48,13 +48,14 @@ DrafterParams checked_threads(const DrafterParams & params) {
 // The engine's copy of one batch, and what the way of tapping takes besides: see TapMode.
 std::size_t tap_bytes(const DrafterSpec & spec, const std::string & architecture, std::int32_t n_batch,
                       bool layers_on_device) {
-    const auto rows = static_cast<std::size_t>(n_batch) * sizeof(float);
-    const std::size_t one_tap = rows * static_cast<std::size_t>(spec.n_embd_tap);
+    const std::size_t row = static_cast<std::size_t>(spec.n_embd_tap) * sizeof(float);
+    const std::size_t one_tap = static_cast<std::size_t>(n_batch) * row;
     const std::size_t copy = one_tap * spec.tap_inputs.size();
+    const std::size_t pending = static_cast<std::size_t>(2 * max_pending_rows) * row * spec.tap_inputs.size();
     if (!layers_on_device) {
-        return copy;
+        return copy + pending;
     }
-    return copy + (exports_layer_inputs(architecture) ? copy : one_tap);
+    return copy + pending + (exports_layer_inputs(architecture) ? copy : one_tap);
 }
 
 // Sums of x * 0, in lanes that vectorize: zero unless an x is infinite or no number.

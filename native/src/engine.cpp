@@ -16,8 +16,6 @@ namespace dflash {
 
 namespace {
 
-constexpr std::int32_t max_pending_rows = 64;  // features buffered before a bulk injection while decoding plainly
-
 using Clock = std::chrono::steady_clock;
 
 double ms_since(Clock::time_point start) {
@@ -39,6 +37,9 @@ class Engine::RollbackGuard {
         }
         engine_.output_rows_.clear();
         engine_.session_.drop_walked(n_tokens_);
+        if (engine_.session_.draft_context) {
+            engine_.session_.draft_context->rewind(engine_.session_.n_decoded());
+        }
         engine_.rewind_memories(engine_.session_.n_decoded());
     }
     void release() noexcept { released_ = true; }
@@ -71,6 +72,8 @@ Engine::Engine(llama_model * model, const llama_context_params & params, std::sh
                     "fc.weight");
     }
     session_.draft_context = drafter_->new_context();
+    session_.pending().rows.reserve(static_cast<std::size_t>(2 * max_pending_rows) *
+                                    static_cast<std::size_t>(target_.feature_size()));
 }
 
 std::string Engine::declined() const {
@@ -145,21 +148,31 @@ bool Engine::wants_taps(std::int32_t last_pos) const {
 }
 
 void Engine::keep_taps(std::int32_t pos0, std::int32_t n_rows) {
-    session_.push_taps(pos0, target_.taps().first(static_cast<std::size_t>(n_rows) * target_.feature_size()));
-}
-
-void Engine::inject_pending() {
+    const auto n_floats = static_cast<std::size_t>(n_rows) * static_cast<std::size_t>(target_.feature_size());
+    const std::span<const float> taps = target_.taps().first(n_floats);
     PendingTaps & pending = session_.pending();
-    if (pending.rows.empty() || !drafter_) {
+    if (n_rows >= max_pending_rows) {
+        inject(pending.pos0, pending.rows);
+        inject(pos0, taps);
         return;
     }
-    try {
-        drafter_->inject(*session_.draft_context, pending.pos0, pending.rows);
-    } catch (const Error & error) {
-        drafter_failed(error.what());
+    session_.push_taps(pos0, taps);
+    if (pending.rows.size() >=
+        static_cast<std::size_t>(max_pending_rows) * static_cast<std::size_t>(target_.feature_size())) {
+        inject(pending.pos0, pending.rows);
     }
-    pending.rows.clear();
-    pending.pos0 = session_.draft_context->end();
+}
+
+void Engine::inject(std::int32_t pos0, std::span<const float> taps) {
+    if (!taps.empty() && failure_.empty()) {
+        try {
+            drafter_->inject(*session_.draft_context, pos0, taps);
+        } catch (const Error & error) {
+            drafter_failed(error.what());
+        }
+    }
+    session_.pending().rows.clear();
+    session_.pending().pos0 = session_.draft_context->end();
 }
 
 void Engine::decode_prompt_chunk(std::int32_t n_rows, bool last, bool all_logits) {
@@ -191,7 +204,6 @@ bool Engine::prefill() {
     session_.commit({pos0, chunk, chunk, 0, RoundKind::prefill, true, false}, {}, times);
     output_rows_.clear();
     guard.release();
-    inject_pending();
     return session_.n_pending() > chunk;
 }
 
@@ -229,7 +241,6 @@ void Engine::eval(std::span<const llama_token> tokens, bool all_logits) {
         output_rows_.push_back(i);
     }
     guard.release();
-    inject_pending();
 }
 
 llama_token Engine::sample_row(llama_sampler * sampler, std::int32_t row) {
@@ -313,13 +324,9 @@ std::vector<llama_token> Engine::plain_round(llama_sampler * sampler, const Roun
     times.sample = ms_since(sampling);
 
     if (tapped) {
+        const Clock::time_point injecting = Clock::now();
         keep_taps(pos0, n_rows);
-        const std::size_t buffered = session_.pending().rows.size() / target_.feature_size();
-        if (buffered >= static_cast<std::size_t>(max_pending_rows)) {
-            const Clock::time_point injecting = Clock::now();
-            inject_pending();
-            times.draft = ms_since(injecting);
-        }
+        times.draft = ms_since(injecting);
     }
     times.total = ms_since(start);
     const bool in_run = session_.has_emitted();

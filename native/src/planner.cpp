@@ -63,7 +63,7 @@ void Planner::observe_plain(double ms) {
         plain_.pop_front();
     }
     since_plain_ = 0;
-    budget_ms_ += loss_share * ms;
+    budget_ms_ += (judged_ && !drafting_ ? declined_share : loss_share) * ms;
     if (!started_ && plain_.size() >= static_cast<std::size_t>(plain_needed)) {
         started_ = true;
         budget_ms_ = plain_ms();  // the first trial costs about one token
@@ -85,7 +85,10 @@ void Planner::observe_draft(double ms, std::int32_t emitted) {
     }
 }
 
-void Planner::judge() { drafting_ = draft_gain() >= gain_needed; }
+void Planner::judge() {
+    judged_ = true;
+    drafting_ = draft_gain() >= gain_needed;
+}
 
 std::string Planner::declined() const {
     if (drafting_) {

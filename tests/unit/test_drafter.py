@@ -103,7 +103,7 @@ def test_estimate_is_what_is_taken(drafter_path: str, smollm_path: str, model: i
     assert estimate["compute"] == pytest.approx(taken["compute"], rel=0.1)
     cells = {0: 4096 + 32, 300: 320 + 32}[n_ctx]  # whole buckets; block and scratch cells, padded
     assert estimate["context"] == cells * 2 * 2 * 192 * 2  # two layers, K and V, 192 channels of F16
-    assert estimate["taps"] == 5 * 576 * 100 * 4
+    assert estimate["taps"] == 5 * 576 * (100 + 2 * 32) * 4  # a batch, and what waits for its injection
     assert estimate["total"] == sum(estimate[part] for part in ("weights", "context", "compute", "taps"))
 
 

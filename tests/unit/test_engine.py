@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_local import _native
-from dflash_local._errors import Cancelled, ContextOverflow
+from dflash_local._errors import Cancelled, ContextOverflow, Unsupported
 from support.engine_rig import Rig, address, greedy, sampled
 
 QUESTION = "Why do cats purr?"
@@ -261,3 +261,26 @@ def test_a_closed_engine_says_so(smollm_path: str) -> None:
 def test_an_unknown_tap_mode_is_refused(smollm_path: str, tap_mode: str) -> None:
     with pytest.raises(ValueError, match="tap_mode is auto, callback or layer_input"):
         Rig(smollm_path, None, tap_mode=tap_mode)
+
+
+def test_a_second_thread_is_told_that_the_engine_is_in_use(rig: Rig) -> None:
+    rig.engine.begin(rig.prompt(QUESTION), reuse=False)
+    refused: list[str] = []
+
+    def intrude() -> None:
+        for call in (lambda: rig.engine.begin([1, 2]), rig.engine.reset, lambda: rig.run(greedy(), 1)):
+            try:
+                call()
+            except Unsupported as error:
+                refused.append(str(error))
+
+    def on_sample() -> None:
+        if not refused:
+            thread = threading.Thread(target=intrude)
+            thread.start()
+            thread.join()
+
+    out = rig.run(greedy(), 16, 7, on_sample)
+    assert len(refused) == 3
+    assert all("in use by another thread" in text for text in refused)
+    assert rig.engine.replay(address(greedy().sampler))["exact"] == len(out)

@@ -23,7 +23,8 @@ struct DrafterParams {
 };
 
 constexpr std::int32_t default_draft_ctx = 4096;
-constexpr std::int32_t all_slots = 1 << 16;  // more than any block has
+constexpr std::int32_t max_pending_rows = 32;  // features that a session buffers before they are injected in bulk
+constexpr std::int32_t all_slots = 1 << 16;    // more than any block has
 
 /// Bytes that drafting adds, printed before anything is loaded and checked against the truth in a test.
 struct DraftMemory {

@@ -86,7 +86,7 @@ class Engine {
     std::vector<llama_token> draft_round(llama_sampler * sampler, const RoundOptions & options, std::int32_t n_draft);
     bool make_draft(std::int32_t n_slots, double & draft_ms);
     void keep_taps(std::int32_t pos0, std::int32_t n_rows);
-    void inject_pending();
+    void inject(std::int32_t pos0, std::span<const float> taps);
     void rewind_memories(std::int32_t pos);
     [[nodiscard]] std::int32_t rows_to_draft(const RoundOptions & options);
     [[nodiscard]] bool wants_taps(std::int32_t last_pos) const;

@@ -15,6 +15,7 @@ class Planner {
     static constexpr std::int32_t fixed_rows = 3;      // drafted rows of a round; with the anchor four rows
     static constexpr std::int32_t check_interval = 8;  // draft rounds between two judgements
     static constexpr double loss_share = 0.02;         // of plain decoding time, given to trials
+    static constexpr double declined_share = 0.005;    // the same once drafting was judged not to pay
     static constexpr double gain_needed = 1.03;        // speed against plain to start or go on drafting
 
     /// Rows to draft in the next round, 0 for plain. `block_slots`: how many the drafter offers.
@@ -45,6 +46,7 @@ class Planner {
     double budget_ms_ = 0.0;
     bool started_ = false;
     bool drafting_ = false;
+    bool judged_ = false;
     std::int32_t since_check_ = 0;
     std::int32_t since_plain_ = 0;
 
