@@ -95,7 +95,7 @@ std::string Planner::declined() const {
         return {};
     }
     if (draft_.empty()) {
-        return "still measuring plain rounds";
+        return "too few rounds so far to judge it";
     }
     char text[96];
     std::snprintf(text, sizeof(text), "drafting ran at %.2f of plain speed here", draft_gain());

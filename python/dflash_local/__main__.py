@@ -1,5 +1,5 @@
 """`python -m dflash_local`, the same as the `dflash-local` command."""
 
-from dflash_local.cli.main import main
+from dflash_local.cli.entry import main
 
 main()

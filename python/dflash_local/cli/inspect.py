@@ -134,11 +134,18 @@ def _print_pair(console: Console, problem: str, mismatches: list[PairMismatch]) 
                 console.print(_line(label, value), soft_wrap=True)
 
 
+class PipeConsole(Console):
+    """A console whose reader may leave: rich would exit with 1 there."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def inspect_files(files: list[Path], json_output: bool) -> int:
     """Prints what each file is, and with two files whether they fit.
 
     Returns the exit code: 1 where a file cannot be read (one line on stderr) or two files do not fit, else 0."""
-    console = Console(highlight=False, emoji=False)
+    console = PipeConsole(highlight=False, emoji=False)
     errors = Console(stderr=True, highlight=False, emoji=False)
     infos: list[Info] = []
     for file in files:

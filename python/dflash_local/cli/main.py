@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dflash_local.cli import options as opt
+from dflash_local.cli.run import FAILED, INTERRUPTED, open_missing_streams, tell
 
 app = typer.Typer(
     name="dflash-local",
@@ -182,6 +183,7 @@ def inspect(
 
 def main() -> None:
     """Entry point of the `dflash-local` command."""
+    open_missing_streams()
     # Input is UTF-8 or refused; output that a terminal cannot show must not end a run.
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
@@ -191,4 +193,7 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    except OSError as error:
+        tell(f"dflash-local: {error}")
+        sys.exit(FAILED)

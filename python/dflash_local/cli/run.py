@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -16,10 +17,21 @@ from dflash_local.chat.sanitize import clean_line
 FAILED, INTERRUPTED = 1, 130
 
 
+def open_missing_streams() -> None:
+    """Gives the process a null device where it was started with a standard stream closed."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123: lives as long as the process
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+
+
 def tell(text: str) -> None:
-    """One line on stderr, made safe for a terminal."""
-    sys.stderr.write(f"{clean_line(text)}\n")
-    sys.stderr.flush()
+    """One line on stderr, made safe for a terminal. A stderr that takes nothing must not cost the answer."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{clean_line(text)}\n")
+        sys.stderr.flush()
 
 
 def finish(command: Callable[[], int], *, verbose: bool = False) -> NoReturn:

@@ -76,6 +76,8 @@ def resolve_model(model: str | Path) -> Path:
 
     Raises ModelLoadError (no such file or name, a folder, not readable), Unsupported (hf:owner/repo)."""
     text = str(model)
+    if text in ("", "."):
+        raise ModelLoadError("no model is named; give a GGUF file or the name of a known model", "model")
     if text.startswith("hf:"):
         raise Unsupported(
             f"{text}: this version does not download models; fetch the GGUF file yourself "
