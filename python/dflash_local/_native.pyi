@@ -79,6 +79,9 @@ def time_attention(
 def mapped_libraries() -> list[str]:
     """Files of libllama mapped into this process; more than one is a fault."""
 
+def gpu_device() -> str:
+    """Name of the first GPU in the registry that libllama uses, "" where there is none."""
+
 class Drafter:
     def __init__(
         self,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llama_cpp._ggml import libggml
 from llama_cpp._internals import LlamaModel
 
 from dflash_local import tune
@@ -28,11 +27,6 @@ if TYPE_CHECKING:
 DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
 ALL_LAYERS = 2**31 - 1
-
-_dev_by_type = libggml.ggml_backend_dev_by_type
-_dev_by_type.argtypes, _dev_by_type.restype = [ctypes.c_int], ctypes.c_void_p
-_dev_name = libggml.ggml_backend_dev_name
-_dev_name.argtypes, _dev_name.restype = [ctypes.c_void_p], ctypes.c_char_p
 
 
 def load_model(path: Path, *, n_gpu_layers: int = -1, params: Any = None, verbose: bool = False) -> LlamaModel:
@@ -59,21 +53,10 @@ def offloads(n_gpu_layers: int) -> bool:
     return n_gpu_layers != 0 and device_name() != ""
 
 
-def draft_device(n_gpu_layers: int, n_layer: int) -> str:
-    """Where the drafter will go: beside the target's head, which is offloaded last. "" for the CPU."""
-    return device_name() if n_gpu_layers < 0 or n_gpu_layers > n_layer else ""
-
-
 def device_name() -> str:
-    """Name of the first GPU in ggml's registry, "" where there is none."""
-    if not llama_cpp.llama_supports_gpu_offload():  # loads the backends too
-        return ""
-    for kind in (1, 2):  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
-        device = _dev_by_type(kind)
-        if device:
-            name: bytes = _dev_name(device)
-            return name.decode("utf-8", "replace")
-    return ""
+    """Name of the first GPU, "" where there is none."""
+    # llama_supports_gpu_offload loads the backends, but says yes to RPC without servers too.
+    return native.gpu_device() if llama_cpp.llama_supports_gpu_offload() else ""
 
 
 def head_shape(model: LlamaModel, metadata: Mapping[str, str]) -> tune.HeadShape:
@@ -238,7 +221,8 @@ def load_runtime(
     set_verbose(verbose)
     pair = resolve_pair(model, draft, notify)
     gpu = offloads(n_gpu_layers)
-    device = draft_device(n_gpu_layers, pair.target_info["n_layer"])
+    # The head is the first to be offloaded, and the drafter goes where the head is.
+    device = device_name() if gpu else ""
     pair, memory = estimate_pair(pair, n_batch=n_batch, device=device, layers_on_device=gpu, notify=notify)
     if memory is not None:
         notify(describe_memory(memory))

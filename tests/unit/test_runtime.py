@@ -66,17 +66,31 @@ def test_named_drafter_that_fails_while_loading_raises(monkeypatch: pytest.Monke
         load_runtime(MODEL, MODELS_DIR / "smollm2-135m-dflash.gguf", **FAST)
 
 
-@pytest.mark.parametrize(
-    ("n_gpu_layers", "device"), [(-1, "GPU7"), (0, ""), (15, ""), (30, ""), (31, "GPU7"), (2**31 - 1, "GPU7")]
-)
-def test_the_drafter_goes_where_the_head_goes(n_gpu_layers: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head counts as one more layer, and is offloaded last."""
+@pytest.mark.parametrize(("n_gpu_layers", "device"), [(-1, "GPU7"), (0, ""), (1, "GPU7"), (99, "GPU7")])
+def test_memory_is_estimated_for_where_layers_go(
+    n_gpu_layers: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def refuse(*_: object, device: str, layers_on_device: bool, **__: object) -> None:
+        asked.append((device, layers_on_device))
+        raise OutOfMemory("too large")
+
     monkeypatch.setattr(runtime, "device_name", lambda: "GPU7")
-    assert runtime.draft_device(n_gpu_layers, n_layer=30) == device
-    assert runtime.offloads(n_gpu_layers) == (n_gpu_layers != 0)
-    monkeypatch.setattr(runtime, "device_name", lambda: "")
-    assert runtime.draft_device(n_gpu_layers, n_layer=30) == ""
-    assert not runtime.offloads(n_gpu_layers)
+    monkeypatch.setattr(runtime.native, "estimate_memory", refuse)
+    with pytest.raises(OutOfMemory, match="too large"):
+        load_runtime(MODEL, MODELS_DIR / "smollm2-135m-dflash.gguf", n_gpu_layers=n_gpu_layers, **FAST)
+    assert asked == [(device, device != "")]
+
+
+def test_a_build_without_devices_offloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp says that a build with RPC can offload, also where no server was added."""
+    monkeypatch.setattr(runtime.llama_cpp, "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(runtime.native, "gpu_device", lambda: "")
+    assert not runtime.offloads(-1)
+    monkeypatch.setattr(runtime.native, "gpu_device", lambda: "GPU7")
+    assert runtime.offloads(-1)
+    assert not runtime.offloads(0)
 
 
 def test_threads_are_alike_for_one_row_and_many() -> None:
