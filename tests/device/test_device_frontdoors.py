@@ -18,7 +18,7 @@ QUESTION = "Why do cats purr?"
 
 def test_llama_drafts_on_the_device(smollm_path: str) -> None:
     llm = Llama(smollm_path, draft="dflash", draft_rows=7, n_gpu_layers=-1, n_ctx=512, n_threads=1, verbose=False)
-    reply = llm.create_chat_completion([{"role": "user", "content": QUESTION}], max_tokens=24, temperature=0.0)
+    reply = llm.create_chat_completion(messages=[{"role": "user", "content": QUESTION}], max_tokens=24, temperature=0.0)
     assert reply["choices"][0]["message"]["content"]
     assert llm.draft_stats["draft_status"] == "engaged"
     assert llm.draft_stats["draft_n_accepted"] > 0
