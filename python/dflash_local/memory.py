@@ -10,7 +10,7 @@ from typing import Any
 from llama_cpp._ggml import libggml
 
 from dflash_local._errors import OutOfMemory
-from dflash_local._native_loader import llama_cpp
+from dflash_local._native_loader import native
 
 MAX_CTX = 2**31 - 1
 
@@ -82,7 +82,7 @@ def kv_bytes(metadata: Mapping[str, str], n_ctx: int, type_k: int, type_v: int) 
 
 def check_context_fits(metadata: Mapping[str, str], params: Any) -> None:
     """Raises OutOfMemory for a context whose K/V is larger than the memory there is. Only where it lies in RAM."""
-    if llama_cpp.llama_supports_gpu_offload():
+    if native.gpu_device():
         return
     need, free = kv_bytes(metadata, params.n_ctx, params.type_k, params.type_v), available_bytes()
     if need is not None and free is not None and need > free:
