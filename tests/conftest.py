@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ import dflash_local
 from dflash_local.llama import Llama
 from support.llama_options import MODEL_OPTIONS
 from support.random_drafter import GEMMA_TAPS, write_random_drafter
+
+
+def pytest_configure() -> None:
+    # Started in the background by a shell, Ctrl-C is ignored, and child processes inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

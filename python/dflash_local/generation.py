@@ -209,14 +209,16 @@ def draft_status(runtime: RuntimeLike, stats: RunStats, draft_rows: int) -> str:
 def make_timings(stats: RunStats, *, drafting: bool) -> dict[str, Any]:
     """The figures of a run under llama-server's names; None where there is nothing to tell. Times in milliseconds."""
     rounds, predicted_ms = stats["draft_rounds"], stats["predicted_ms"]
-    per_ms = stats["predicted_n"] / predicted_ms if predicted_ms > 0 else 0.0
-    speedup = per_ms * stats["plain_round_ms"] if rounds and stats["plain_round_ms"] > 0 else None
+    per_ms = stats["predicted_n"] / predicted_ms if predicted_ms > 0 else None
+    # The first token's time counts as the prompt's, so it is no gain.
+    plain_ms = (stats["predicted_n"] - 1) * stats["plain_round_ms"]
+    speedup = plain_ms / predicted_ms if rounds and predicted_ms > 0 and plain_ms > 0 else None
     return {
         "prompt_n": stats["prompt_n"],
         "prompt_ms": round(stats["prompt_ms"], 3),
         "predicted_n": stats["predicted_n"],
         "predicted_ms": round(predicted_ms, 3),
-        "predicted_per_second": round(per_ms * 1e3, 3),
+        "predicted_per_second": round(per_ms * 1e3, 3) if per_ms is not None else None,
         "draft_kind": "dflash" if drafting else None,
         "draft_rounds": rounds,
         "plain_rounds": stats["plain_rounds"],
@@ -234,7 +236,8 @@ def status_line(result: Result) -> str:
     parts = [f"drafter {result.draft_status}"]
     if timings["tokens_per_round"] is not None:
         parts.append(f"{timings['tokens_per_round']:.2f} tokens per round")
-    parts.append(f"{timings['predicted_per_second']:.1f} tokens/s")
+    per_second = timings["predicted_per_second"]
+    parts.append(f"{per_second:.1f} tokens/s" if per_second is not None else "tokens/s n/a (no token after the first)")
     if timings["draft_kind"] is not None:
         why = "no plain round to compare" if timings["draft_rounds"] else "nothing drafted"
         gain = timings["speedup"]

@@ -21,8 +21,10 @@ from llama_cpp._logger import set_verbose
 
 from dflash_local import runtime, tune
 from dflash_local._errors import IncompatibleDrafter, ModelLoadError, Unsupported
+from dflash_local._interrupt import held_interrupt
 from dflash_local._native_loader import native
 from dflash_local.chat.guard import CUT, LITERAL, guard_messages, tokenize_guarded
+from dflash_local.llama_checks import check_messages
 from dflash_local.llama_context import EngineContext
 from dflash_local.llama_engine import AUTO_ROWS, EngineLlama
 from dflash_local.llama_params import KvOverride, build_context_params, build_model_params
@@ -177,21 +179,22 @@ class Llama(EngineLlama):
         self._chat_handlers: dict[str, Any] = {}
         self._sampler = None
         try:
-            self._open_model(tokenizer)
-            if n_ctx == 0:
-                n_ctx = self._model.n_ctx_train()
-                self.n_batch = min(n_ctx, n_batch)
-                self.context_params.n_ctx = n_ctx
-                self.context_params.n_batch = self.n_batch
-                self.context_params.n_ubatch = min(self.n_batch, n_ubatch)
-            self._tune(n_threads, n_threads_batch, flash_attn, type_v)
-            if pair is None:
-                self._open_parent_context(embedding)
-            else:
-                self._open_engine(pair)
-            self._add_lora()
-            self._prepare(n_batch)
-            self._choose_chat_format()
+            with held_interrupt():
+                self._open_model(tokenizer)
+                if n_ctx == 0:
+                    n_ctx = self._model.n_ctx_train()
+                    self.n_batch = min(n_ctx, n_batch)
+                    self.context_params.n_ctx = n_ctx
+                    self.context_params.n_batch = self.n_batch
+                    self.context_params.n_ubatch = min(self.n_batch, n_ubatch)
+                self._tune(n_threads, n_threads_batch, flash_attn, type_v)
+                if pair is None:
+                    self._open_parent_context(embedding)
+                else:
+                    self._open_engine(pair)
+                self._add_lora()
+                self._prepare(n_batch)
+                self._choose_chat_format()
         except BaseException:
             self.close()
             raise
@@ -302,6 +305,7 @@ class Llama(EngineLlama):
         if self._engine is not None and isinstance(self.chat_handler, IMAGE_HANDLERS):
             raise Unsupported(_late_image_handler(self.chat_handler), "chat_handler")
         self._counted = False
+        check_messages(messages)
         if not isinstance(self.chat_handler, IMAGE_HANDLERS):  # those tokenize by themselves
             messages = guard_messages(messages, self._vocab.special_texts())
         return super().create_chat_completion(messages, *args, **kwargs)

@@ -13,6 +13,7 @@ from llama_cpp import LlamaState, LogitsProcessorList
 
 from dflash_local._errors import ContextOverflow, Error, Unsupported
 from dflash_local._native import Engine
+from dflash_local.llama_checks import check_completion, check_numbers
 from dflash_local.llama_context import CLOSED, Closed
 from dflash_local.llama_sampling import ProcessorGuard, check_grammar, sampler_address, with_bias
 
@@ -191,6 +192,7 @@ class EngineLlama(LlamaBase):  # type: ignore[misc]
     # Sampling
 
     def _init_sampler(self, *, logits_processor: Any = None, grammar: Any = None, **settings: Any) -> Any:
+        check_numbers(settings)
         if grammar is not None:
             check_grammar(self._model.vocab, grammar)
         self._guard = None if logits_processor is None else ProcessorGuard(logits_processor)
@@ -324,6 +326,7 @@ class EngineLlama(LlamaBase):  # type: ignore[misc]
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Any:
         self._counted = False
+        check_completion(kwargs)
         bias, processors = kwargs.get("logit_bias"), kwargs.get("logits_processor")
         if bias is not None and processors is not None:
             kwargs["logits_processor"] = LogitsProcessorList(with_bias(processors, bias))

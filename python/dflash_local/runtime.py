@@ -174,6 +174,12 @@ class Runtime:
         return self.pair.drafter_name
 
     @property
+    def draft_slots(self) -> int | None:
+        """Most rows that a round can draft; None without a drafter."""
+        drafter = self.pair.drafter
+        return None if drafter is None else int(native.inspect(str(drafter))["block_size"]) - 1
+
+    @property
     def draft_status(self) -> str:
         """As it was loaded: "engaged", "off" or "declined: why"."""
         return self.pair.status

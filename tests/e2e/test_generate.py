@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from command import DRAFTER, TIMEOUT, run, start, target_path
 
+from dflash_local.tune import available_cores
+
 ASK = ("generate", "-p", "Name three colours.", "--max-tokens", "24")
 LONG = ("generate", "-p", "Write a long story about a ship.", "--max-tokens", "0", "--temperature", "0")
 
@@ -201,6 +203,19 @@ def test_invalid_unicode_on_the_command_line() -> None:
     done = run("generate", "-p", b"a\xff".decode("utf-8", "surrogateescape"))
     assert done.returncode == 1
     assert "not valid Unicode" in done.stderr
+
+
+def test_more_rows_than_the_drafter_has_slots_are_refused() -> None:
+    done = run("generate", "-p", "hi", "--draft-rows", "8")
+    assert done.returncode == 2
+    assert "8 is more than the 7 slots of this drafter" in done.stderr
+
+
+def test_more_threads_than_cores_are_warned_of() -> None:
+    threads = available_cores() + 1
+    done = run("generate", "-p", "hi", "--max-tokens", "1", "--threads", str(threads))
+    assert done.returncode == 0, done.stderr
+    assert f"warning: {threads} threads on" in done.stderr
 
 
 def test_bad_grammar_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ def zip_of(entries: dict[str, bytes]) -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "cannot be read as a saved chat"),
-        (b"not a zip", "cannot be read as a saved chat"),
+        (b"", "no saved chat, or a damaged one"),
+        (b"not a zip", "no saved chat, or a damaged one"),
         (zip_of({"other": b"x"}), "it holds no chat.json"),
         (zip_of({"chat.json": b"{"}), "is no JSON"),
         (zip_of({"chat.json": b"\xff\xfe\x00"}), "is no JSON"),
@@ -135,7 +135,7 @@ def test_damaged_file_is_refused(saved: Path) -> None:
     data = bytearray(saved.read_bytes())
     data[60] ^= 0xFF
     saved.write_bytes(data)
-    with pytest.raises(StoreError, match="cannot be read as a saved chat"):
+    with pytest.raises(StoreError, match="no saved chat, or a damaged one"):
         load_chat(new_session(), saved)
 
 

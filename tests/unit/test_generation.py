@@ -1,6 +1,7 @@
 """Runs on the scripted engine: end conditions inside and across rounds, text as it comes, counters."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,10 +170,10 @@ def test_timings_of_a_drafted_run() -> None:
     assert timings["plain_rounds"] == 1
     assert timings["draft_rounds"] == 2
     assert timings["tokens_per_round"] == 3.5
-    assert timings["speedup"] == pytest.approx(8 / 3, abs=1e-3)
+    assert timings["speedup"] == pytest.approx(7 / 3, abs=1e-3)  # of 8 tokens the first is the prompt's
     assert (timings["draft_kind"], timings["speedup_basis"]) == ("dflash", "est.")
     line = status_line(run.result)
-    assert line == "drafter engaged, 3.50 tokens per round, 266.7 tokens/s, gain 2.67x (estimate)"
+    assert line == "drafter engaged, 3.50 tokens per round, 266.7 tokens/s, gain 2.33x (estimate)"
 
 
 def test_no_gain_is_told_without_a_plain_round() -> None:
@@ -181,6 +182,15 @@ def test_no_gain_is_told_without_a_plain_round() -> None:
     list(run)
     stats = {**engine.stats(), "plain_round_ms": 0.0}
     assert make_timings(stats, drafting=True)["speedup"] is None  # type: ignore[arg-type]
+
+
+def test_one_token_has_no_speed() -> None:
+    run, engine = start("abc", max_tokens=1)
+    list(run)
+    timings = make_timings({**engine.stats(), "predicted_ms": 0.0}, drafting=True)  # type: ignore[arg-type]
+    assert (timings["predicted_per_second"], timings["speedup"]) == (None, None)
+    line = status_line(replace(run.result, timings=timings))
+    assert "tokens/s n/a (no token after the first)" in line
 
 
 def test_status_of_the_drafter() -> None:

@@ -123,7 +123,9 @@ def test_files_that_make_no_pair(
     write(tmp_path, "d.gguf", tiny_drafter())
     write(tmp_path, "later.gguf", tiny_drafter().u32("dflash.conv_group_size", 4))
     assert inspect_files([tmp_path / name for name in names], False) == 1
-    last = capsys.readouterr().out.splitlines()[-1]
+    said = capsys.readouterr()
+    last = said.out.splitlines()[-1]
+    assert said.err == "error: these two files make no pair\n"
     assert last.startswith("They do not fit: ")
     assert words in last
 

@@ -53,6 +53,37 @@ def test_an_image_handler_set_later_is_refused(plain: Llama, monkeypatch: pytest
         plain.create_chat_completion([{"role": "user", "content": "hi"}])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"temperature": float("nan")}, "temp=nan: expected a finite number"),
+        ({"top_p": "0.9"}, "top_p='0.9': expected a number"),
+        ({"stop": 5}, "stop=5: expected a text or a list of texts"),
+        ({"stop": ["a", 5]}, "expected a text or a list of texts"),
+        ({"seed": 2**40}, "seed=1099511627776: expected an integer from 0 to 4294967295"),
+        ({"seed": 1.0}, "seed=1.0: expected an integer"),
+        ({"max_tokens": 2.5}, "max_tokens=2.5: expected an integer"),
+    ],
+)
+def test_completion_arguments_are_refused(plain: Llama, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        plain("hi", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("hi", "messages='hi': expected a list such as"),
+        ({"role": "user", "content": "hi"}, "expected a list such as"),
+        (["hi"], r"messages\[0\]='hi': expected an object such as"),
+        ([{"content": "hi"}], "expected an object such as"),
+    ],
+)
+def test_messages_are_refused(plain: Llama, messages: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        plain.create_chat_completion(messages)
+
+
 def test_unknown_arguments_are_named(smollm_path: str) -> None:
     with pytest.warns(RuntimeWarning, match="Llama takes no argument drafter: ignored"):
         Llama(smollm_path, vocab_only=True, verbose=False, drafter="x").close()

@@ -145,6 +145,7 @@ def test_system_and_draft_and_stats() -> None:
         "system prompt removed",
         "drafting is on, auto (drafter fake-dflash)",
         "drafting is off (drafter fake-dflash)",
+        "drafter fake-dflash\n",
         "2 answers, 10 tokens",
         "rows drafted",
         "the conversation is forgotten",
@@ -169,4 +170,4 @@ def test_save_and_load(tmp_path: Path) -> None:
 def test_home_that_is_not_there() -> None:
     chat = Chat()
     assert chat.pipe("/save ~no-such-user/x.zip\n") == 1
-    assert "home" in chat.err.getvalue()
+    assert "~no-such-user/x.zip: there is no such home directory" in chat.err.getvalue()

@@ -50,7 +50,9 @@ def _system(session: ChatSession, argument: str, screen: Screen) -> None:
 
 def _stats(session: ChatSession, _argument: str, screen: Screen) -> None:
     totals, runtime = session.totals, session.runtime
-    screen.note(f"model {runtime.name}, drafter {runtime.drafter_name or 'none'} ({runtime.draft_status})")
+    drafter = runtime.drafter_name
+    why = "" if drafter is not None else f" ({runtime.draft_status})"
+    screen.note(f"model {runtime.name}, drafter {drafter or 'none'}{why}")
     screen.note(f"context: {runtime.engine.n_tokens} of {runtime.n_ctx} tokens, {len(session.messages)} messages")
     per_second = totals.predicted_n / totals.predicted_ms * 1e3 if totals.predicted_ms > 0 else 0.0
     screen.note(f"{totals.answers} answers, {totals.predicted_n} tokens, {per_second:.1f} tokens/s")
@@ -70,7 +72,7 @@ def _path(argument: str) -> Path:
     try:
         return Path(argument).expanduser()
     except RuntimeError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{argument}: there is no such home directory") from error
 
 
 def _save(session: ChatSession, argument: str, screen: Screen) -> None:

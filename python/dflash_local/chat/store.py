@@ -125,6 +125,10 @@ def _read(path: Path) -> tuple[bytes, bytes | None]:
     except (OSError, EOFError, ValueError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
         if isinstance(error, StoreError):
             raise
+        if isinstance(error, zipfile.BadZipFile):
+            raise StoreError(
+                f"{path} is no saved chat, or a damaged one: {error}; load a file that /save wrote"
+            ) from error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise StoreError(f"{path} cannot be read as a saved chat: {reason}") from error
 

@@ -42,7 +42,7 @@ class GenerateOptions:
 
 def _decode(data: bytes, source: str) -> str:
     if len(data) > MAX_PROMPT_BYTES:
-        raise PromptError(f"{source} is larger than {MAX_PROMPT_BYTES >> 20} MiB, too large for a prompt")
+        raise PromptError(f"{source} is larger than {MAX_PROMPT_BYTES >> 20} MiB, the most that is read")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

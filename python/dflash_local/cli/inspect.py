@@ -173,4 +173,6 @@ def inspect_files(files: list[Path], json_output: bool) -> int:
                 console.print(_line(label, value, "red" if label == "cannot run here" else ""), soft_wrap=True)
         if is_pair:
             _print_pair(console, problem, mismatches)
+    if problem or mismatches:
+        errors.print(Text("error: these two files make no pair"), soft_wrap=True)
     return 1 if failed or problem or mismatches else 0

@@ -77,6 +77,7 @@ def chat(
             gpu_layers=gpu_layers,
             flash_attn=flash_attn,
             verbose=verbose,
+            draft_rows=rows,
         ) as runtime:
             greet = sys.stdin.isatty() and sys.stdout.isatty()
             return run_chat(runtime, ChatOptions(params, system, max_tokens, rows, greet))
@@ -158,6 +159,7 @@ def generate(
             gpu_layers=gpu_layers,
             flash_attn=flash_attn,
             verbose=verbose,
+            draft_rows=rows,
         ) as runtime:
             wanted = GenerateOptions(params, raw, system, max_tokens, stops, rows, as_json, prove)
             return run_generate(runtime, text, wanted)

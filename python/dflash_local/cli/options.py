@@ -139,11 +139,15 @@ def open_runtime(
     gpu_layers: int,
     flash_attn: FlashAttn,
     verbose: bool,
+    draft_rows: int = -1,
 ) -> Runtime:
     """Loads target and drafter; warnings and the memory that drafting adds go to stderr."""
     from dflash_local.cli.run import tell
     from dflash_local.runtime import load_runtime
+    from dflash_local.tune import available_cores
 
+    if threads is not None and threads > available_cores():
+        tell(f"warning: {threads} threads on {available_cores()} cores: more threads than cores make decoding slow")
     runtime = load_runtime(
         model,
         draft,
@@ -154,6 +158,12 @@ def open_runtime(
         verbose=verbose,
         notify=tell,
     )
+    slots = runtime.draft_slots
+    if slots is not None and draft_rows > slots:
+        runtime.close()
+        raise typer.BadParameter(
+            f"{draft_rows} is more than the {slots} slots of this drafter", param_hint="--draft-rows"
+        )
     if verbose:
         tell(runtime.tuning.note)
         tell(f"drafter: {runtime.draft_status}, taps by {runtime.engine.tap_mode or 'none'}")
