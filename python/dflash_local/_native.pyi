@@ -31,7 +31,10 @@ class RunStats(TypedDict):
     plain_rounds: int
     draft_n: int
     draft_n_accepted: int
+    copy_rounds: int  # draft rounds with copied rows
+    copy_n_accepted: int  # accepted rows that were copied
     accepted_per_slot: list[int]
+    plain_estimate_ms: float  # what a plain round would take here by the measured costs, 0: unknown
     plain_round_ms: float  # median, 0 where there was none
     draft_round_ms: float  # median, 0 where there was none
     target_ms: float  # sums over the run's rounds: llama_decode,
@@ -113,10 +116,16 @@ class Engine:
     """A target with its context and perhaps a drafter; one conversation. Not thread-safe but for `cancel`."""
 
     def __init__(
-        self, model: int, context_params: int, drafter: Drafter | None = None, *, tap_mode: str = "auto"
+        self,
+        model: int,
+        context_params: int,
+        drafter: Drafter | None = None,
+        *,
+        tap_mode: str = "auto",
+        copies: bool = True,
     ) -> None:
         """`context_params`: address of a llama_context_params (its callbacks are replaced); tap_mode: auto, callback or
-        layer_input. Raises IncompatibleDrafter (the target has no usable taps), OutOfMemory, Unsupported."""
+        layer_input; copies: draft what repeats itself in the text. Raises IncompatibleDrafter (the target has no usable taps), OutOfMemory, Unsupported."""
 
     ctx: int  # address of the llama_context, 0 after close
     n_ctx: int

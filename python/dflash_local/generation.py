@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dflash_local._native import Engine, RunStats
 
 AUTO_ROWS = -1
+NOTHING_REPEATED = "declined: nothing repeated itself"
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -38,6 +39,8 @@ class RuntimeLike(Protocol):
     def drafter_name(self) -> str | None: ...
     @property
     def draft_status(self) -> str: ...
+    @property
+    def draft_kind(self) -> str | None: ...
     def new_sampler(self, params: SamplingParams) -> SamplerLike: ...
 
 
@@ -169,13 +172,17 @@ class Generation(Iterator[Chunk]):
             finish_reason=self._finish or "cancelled",
             seed=self.params.seed if self.params.temperature > 0.0 else None,
             draft_status=draft_status(self._runtime, stats, self._draft_rows),
-            timings=make_timings(stats, drafting=self._drafting),
+            timings=make_timings(stats, self._draft_kind),
             stats=stats,
         )
 
     @property
-    def _drafting(self) -> bool:
-        return self._runtime.drafter_name is not None and self._draft_rows != 0
+    def _draft_kind(self) -> str | None:
+        if self._draft_rows == 0:
+            return None
+        # A fixed number of rows is the drafter's alone.
+        fixed = self._draft_rows > 0 and self._runtime.drafter_name is not None
+        return "dflash" if fixed else self._runtime.draft_kind
 
 
 def generate(
@@ -196,22 +203,24 @@ def generate(
 
 
 def draft_status(runtime: RuntimeLike, stats: RunStats, draft_rows: int) -> str:
-    """What became of the drafter in one run: "engaged", "off" or "declined: why"."""
-    if runtime.drafter_name is None:
-        return runtime.draft_status
+    """What became of the drafter, or of copies where they alone were asked for, in one run: "engaged", "off" or
+    "declined: why"."""
     if draft_rows == 0:
         return "off"
+    if runtime.drafter_name is None:
+        alone = runtime.draft_status == "engaged"
+        return NOTHING_REPEATED if alone and not stats["copy_rounds"] else runtime.draft_status
     if stats["declined"] and draft_rows == AUTO_ROWS:
         return f"declined: {stats['declined']}"
     return "engaged" if stats["draft_rounds"] else "declined: the answer ended before the first draft round"
 
 
-def make_timings(stats: RunStats, *, drafting: bool) -> dict[str, Any]:
+def make_timings(stats: RunStats, draft_kind: str | None) -> dict[str, Any]:
     """The figures of a run under llama-server's names; None where there is nothing to tell. Times in milliseconds."""
     rounds, predicted_ms = stats["draft_rounds"], stats["predicted_ms"]
     per_ms = stats["predicted_n"] / predicted_ms if predicted_ms > 0 else None
     # The first token's time counts as the prompt's, so it is no gain.
-    plain_ms = (stats["predicted_n"] - 1) * stats["plain_round_ms"]
+    plain_ms = (stats["predicted_n"] - 1) * (stats["plain_round_ms"] or stats["plain_estimate_ms"])
     speedup = plain_ms / predicted_ms if rounds and predicted_ms > 0 and plain_ms > 0 else None
     return {
         "prompt_n": stats["prompt_n"],
@@ -219,11 +228,13 @@ def make_timings(stats: RunStats, *, drafting: bool) -> dict[str, Any]:
         "predicted_n": stats["predicted_n"],
         "predicted_ms": round(predicted_ms, 3),
         "predicted_per_second": round(per_ms * 1e3, 3) if per_ms is not None else None,
-        "draft_kind": "dflash" if drafting else None,
+        "draft_kind": draft_kind,
         "draft_rounds": rounds,
+        "copy_rounds": stats["copy_rounds"],
         "plain_rounds": stats["plain_rounds"],
         "draft_n": stats["draft_n"],
         "draft_n_accepted": stats["draft_n_accepted"],
+        "copy_n_accepted": stats["copy_n_accepted"],
         "tokens_per_round": round((rounds + stats["draft_n_accepted"]) / rounds, 4) if rounds else None,
         "speedup": round(speedup, 4) if speedup is not None else None,
         "speedup_basis": "est.",
@@ -231,9 +242,12 @@ def make_timings(stats: RunStats, *, drafting: bool) -> dict[str, Any]:
 
 
 def status_line(result: Result) -> str:
-    """The last line of an answer: drafter engaged or why not, tokens per round, tokens/s, estimated gain."""
+    """The last line of an answer: drafter engaged or why not, copies, tokens per round, tokens/s, estimated gain."""
     timings = result.timings
-    parts = [f"drafter {result.draft_status}"]
+    copies_alone = timings["draft_kind"] == "ngram" and result.draft_status in ("engaged", NOTHING_REPEATED)
+    parts = [f"{'copies' if copies_alone else 'drafter'} {result.draft_status}"]
+    if timings["copy_rounds"]:
+        parts.append(f"{timings['copy_n_accepted']} tokens copied")
     if timings["tokens_per_round"] is not None:
         parts.append(f"{timings['tokens_per_round']:.2f} tokens per round")
     per_second = timings["predicted_per_second"]

@@ -31,7 +31,8 @@ from dflash_local.llama_params import KvOverride, build_context_params, build_mo
 from dflash_local.pairs.resolve import Pair, describe_memory, estimate_pair, resolve_pair
 from dflash_local.vocab import Vocab
 
-DRAFT_KINDS = ("dflash",)
+DRAFT_KINDS = ("dflash", "ngram")
+MAX_COPY_ROWS = 64
 SENTINELS = (CUT.encode(), LITERAL.encode())
 IMAGE_HANDLERS = (chat_formats.Llava15ChatHandler, chat_formats.MTMDChatHandler)
 
@@ -92,7 +93,7 @@ class Llama(EngineLlama):
         type_v: int | None = None,
         spm_infill: bool = False,
         verbose: bool = True,
-        draft: Literal["dflash"] | None = None,
+        draft: Literal["dflash", "ngram"] | None = None,
         draft_model_path: str | None = None,
         draft_rows: int | None = None,
         **kwargs: Any,
@@ -103,7 +104,8 @@ class Llama(EngineLlama):
         `flash_attn`: None, the default, measures them on this machine (one thread count for one row and for many).
 
         Args:
-            draft: "dflash" drafts; None decodes plainly, through the same engine.
+            draft: "dflash" drafts with a drafter and with copies of what stands in the text; "ngram" with copies alone;
+                None decodes plainly, through the same engine.
             draft_model_path: the drafter's GGUF; None looks up the one of a known target.
             draft_rows: drafted rows verified each round, 0 to the drafter's block size - 1; None: the planner decides.
 
@@ -355,23 +357,29 @@ def _check_draft_arguments(draft: Any, model_path: str | None, rows: Any, own_lo
             raise ValueError(f"{' and '.join(given)} given without draft: add draft='dflash', or leave it out")
         return
     if draft not in DRAFT_KINDS:
-        raise ValueError(f"draft={draft!r} is no kind of drafting: use 'dflash', or None for plain decoding")
+        raise ValueError(f"draft={draft!r} is no kind of drafting: use 'dflash', 'ngram', or None for plain decoding")
+    if draft == "ngram" and model_path is not None:
+        raise ValueError("draft='ngram' uses no drafter: leave draft_model_path out, or say draft='dflash'")
     if own_loop:
         raise ValueError(f"draft={draft!r} does not go together with {own_loop}: leave one of them out")
 
 
 def _check_rows(rows: Any, pair: Pair) -> None:
-    if rows is None or pair.drafter is None:
+    if rows is None or not pair.copies:
         return
-    most = native.inspect(str(pair.drafter))["block_size"] - 1
+    most, what = MAX_COPY_ROWS, "rows of a copy"
+    if pair.drafter is not None:
+        most, what = native.inspect(str(pair.drafter))["block_size"] - 1, "this drafter's slots"
     if isinstance(rows, bool) or not isinstance(rows, int) or not 0 <= rows <= most:
-        raise ValueError(f"draft_rows={rows!r}: expected 0 to {most}, this drafter's slots, or None for the planner")
+        raise ValueError(f"draft_rows={rows!r}: expected 0 to {most}, {what}, or None for the planner")
 
 
 def _find_pair(model_path: str, draft: str | None, draft_model_path: str | None) -> Pair:
     """Target and drafter, checked from their headers; a drafter that was asked for and cannot be had raises."""
     if draft is None:
         return resolve_pair(model_path, "off")
+    if draft == "ngram":
+        return resolve_pair(model_path, "ngram")
     if draft_model_path is not None:
         return resolve_pair(model_path, Path(draft_model_path))
     pair = resolve_pair(model_path, "auto")

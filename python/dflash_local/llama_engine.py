@@ -29,6 +29,8 @@ class DraftStats(TypedDict):
     plain_rounds: int  # rounds that did not, the prompt's first token among them
     draft_n: int  # drafted rows verified
     draft_n_accepted: int  # of these accepted and emitted, a round's last token never counted
+    copy_rounds: int  # rounds that verified copies of what stands in the text
+    copy_n_accepted: int  # accepted rows that were copies
     tokens_per_round: float  # over draft rounds, 0 where there was none
     draft_context: int  # positions in the drafter's context
     draft_status: str  # "off", "idle" (no call yet), "engaged" or "declined: why"
@@ -40,6 +42,7 @@ class EngineLlama(LlamaBase):  # type: ignore[misc]
     _engine: Engine | None
     _seed: int
     _draft_rows: int
+    draft: str | None
     _guard: ProcessorGuard | None
     _run: int  # number of the run that owns the conversation; a generator of an older one must not touch it
     _counted: bool  # the engine's counters are those of the last call
@@ -336,12 +339,14 @@ class EngineLlama(LlamaBase):  # type: ignore[misc]
     @property
     def draft_stats(self) -> DraftStats:
         """Counters of the last call, true while it streams too."""
-        drafts = self._engine is not None and bool(self._engine.tap_mode) and self._draft_rows != 0
+        drafts = self._engine is not None and self.draft is not None and self._draft_rows != 0
         empty = DraftStats(
             rounds=0,
             plain_rounds=0,
             draft_n=0,
             draft_n_accepted=0,
+            copy_rounds=0,
+            copy_n_accepted=0,
             tokens_per_round=0.0,
             draft_context=0,
             draft_status="idle" if drafts else "off",
@@ -351,13 +356,17 @@ class EngineLlama(LlamaBase):  # type: ignore[misc]
         stats = self._engine.stats()
         rounds, accepted = stats["draft_rounds"], stats["draft_n_accepted"]
         # With fixed rows the planner's opinion does not count, only whether the drafter works.
-        engaged = rounds > 0 if self._draft_rows != AUTO_ROWS else not stats["declined"]
-        status = "engaged" if engaged else f"declined: {stats['declined']}"
+        fixed = self._draft_rows != AUTO_ROWS or not self._engine.tap_mode
+        engaged = rounds > 0 if fixed else not stats["declined"]
+        why = stats["declined"] or ("no draft round yet" if self._engine.tap_mode else "nothing repeated itself")
+        status = "engaged" if engaged else f"declined: {why}"
         return DraftStats(
             rounds=rounds,
             plain_rounds=stats["plain_rounds"],
             draft_n=stats["draft_n"],
             draft_n_accepted=accepted,
+            copy_rounds=stats["copy_rounds"],
+            copy_n_accepted=stats["copy_n_accepted"],
             tokens_per_round=(rounds + accepted) / rounds if rounds else 0.0,
             draft_context=stats["draft_context"],
             draft_status=status if drafts else "off",

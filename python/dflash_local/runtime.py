@@ -134,13 +134,13 @@ def open_engine(model: LlamaModel, context_params: Any, pair: Pair, notify: Noti
                 n_threads=context_params.n_threads,
                 device="auto",
             )
-            return OpenedEngine(native.Engine(model.model, address, drafter), pair)
+            return OpenedEngine(native.Engine(model.model, address, drafter, copies=pair.copies), pair)
         except Error as error:
             if pair.explicit:
                 raise
             notify(f"warning: decoding without a drafter: {error}")
             pair = pair.declined(str(error))
-    return OpenedEngine(native.Engine(model.model, address), pair)
+    return OpenedEngine(native.Engine(model.model, address, copies=pair.copies), pair)
 
 
 def _release(engine: native.Engine, model: LlamaModel) -> None:
@@ -183,6 +183,11 @@ class Runtime:
     def draft_status(self) -> str:
         """As it was loaded: "engaged", "off" or "declined: why"."""
         return self.pair.status
+
+    @property
+    def draft_kind(self) -> str | None:
+        """What may be drafted from: "dflash+ngram", "ngram", None."""
+        return self.pair.kind
 
     @property
     def n_ctx(self) -> int:

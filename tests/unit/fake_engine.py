@@ -182,7 +182,10 @@ class FakeEngine:
             "plain_rounds": len(self._rounds) - len(draft),
             "draft_n": sum(r.rows - 1 for r in draft),
             "draft_n_accepted": sum(r.emitted - 1 for r in draft),
+            "copy_rounds": 0,
+            "copy_n_accepted": 0,
             "accepted_per_slot": [],
+            "plain_estimate_ms": 0.0,
             "plain_round_ms": 10.0 if len(draft) < len(self._rounds) else 0.0,
             "draft_round_ms": 10.0 if draft else 0.0,
             "target_ms": 0.0,
@@ -239,6 +242,10 @@ class FakeRuntime:
     pair: Any = field(
         default_factory=lambda: SimpleNamespace(target=Path("fake.gguf"), target_info={"size": 1, "n_vocab": N_VOCAB})
     )
+
+    @property
+    def draft_kind(self) -> str | None:
+        return "dflash+ngram" if self.drafter_name is not None else "ngram" if self.draft_status != "off" else None
 
     @property
     def n_ctx(self) -> int:

@@ -171,7 +171,7 @@ def test_timings_of_a_drafted_run() -> None:
     assert timings["draft_rounds"] == 2
     assert timings["tokens_per_round"] == 3.5
     assert timings["speedup"] == pytest.approx(7 / 3, abs=1e-3)  # of 8 tokens the first is the prompt's
-    assert (timings["draft_kind"], timings["speedup_basis"]) == ("dflash", "est.")
+    assert (timings["draft_kind"], timings["speedup_basis"]) == ("dflash+ngram", "est.")
     line = status_line(run.result)
     assert line == "drafter engaged, 3.50 tokens per round, 266.7 tokens/s, gain 2.33x (estimate)"
 
@@ -181,13 +181,13 @@ def test_no_gain_is_told_without_a_plain_round() -> None:
     run = generate(FakeRuntime(engine), PROMPT, GREEDY)
     list(run)
     stats = {**engine.stats(), "plain_round_ms": 0.0}
-    assert make_timings(stats, drafting=True)["speedup"] is None  # type: ignore[arg-type]
+    assert make_timings(stats, "dflash")["speedup"] is None  # type: ignore[arg-type]
 
 
 def test_one_token_has_no_speed() -> None:
     run, engine = start("abc", max_tokens=1)
     list(run)
-    timings = make_timings({**engine.stats(), "predicted_ms": 0.0}, drafting=True)  # type: ignore[arg-type]
+    timings = make_timings({**engine.stats(), "predicted_ms": 0.0}, "dflash")  # type: ignore[arg-type]
     assert (timings["predicted_per_second"], timings["speedup"]) == (None, None)
     line = status_line(replace(run.result, timings=timings))
     assert "tokens/s n/a (no token after the first)" in line
@@ -207,6 +207,29 @@ def test_status_of_the_drafter() -> None:
     run = generate(FakeRuntime(FakeEngine([text_tokens("ab")]), None, "off"), PROMPT, GREEDY)
     list(run)
     assert status_line(run.result) == "drafter off, 100.0 tokens/s"
+
+
+def test_status_of_copies_alone() -> None:
+    engine = FakeEngine([text_tokens("abcdefg")], (4,))
+    run = generate(FakeRuntime(engine, None, "engaged"), PROMPT, GREEDY)
+    list(run)
+    nothing, copied = run.result, {**engine.stats(), "copy_rounds": 1, "copy_n_accepted": 3}
+    assert nothing.draft_status == "declined: nothing repeated itself"
+    assert status_line(nothing).startswith("copies declined: nothing repeated itself, ")
+    runtime = FakeRuntime(engine, None, "engaged")
+    result = replace(
+        nothing,
+        draft_status=draft_status(runtime, copied, -1),  # type: ignore[arg-type]
+        timings=make_timings(copied, "ngram"),  # type: ignore[arg-type]
+    )
+    assert status_line(result).startswith("copies engaged, 3 tokens copied, ")
+    assert make_timings({**copied, "plain_round_ms": 0.0, "plain_estimate_ms": 9.0}, "ngram")["speedup"] == 2.1  # type: ignore[arg-type]
+
+
+def test_fixed_rows_are_the_drafters() -> None:
+    run, _ = start("abcdefg", (4,), draft_rows=3)
+    list(run)
+    assert run.result.timings["draft_kind"] == "dflash"
 
 
 def test_seed_is_reported_only_where_it_matters() -> None:

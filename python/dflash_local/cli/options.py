@@ -34,8 +34,9 @@ DraftOption = Annotated[
         "-d",
         "--draft",
         envvar="DFLASH_DRAFT",
-        metavar="auto|off|PATH",
-        help="auto finds the drafter of a known model, or dflash-*.gguf beside the model; or name its file.",
+        metavar="auto|off|ngram|PATH",
+        help="auto finds the drafter of a known model, or dflash-*.gguf beside the model; ngram: only copies of what "
+        "stands in the text; or name its file.",
     ),
 ]
 DraftRowsOption = Annotated[
@@ -97,13 +98,15 @@ VerboseOption = Annotated[
 
 
 def parse_draft(text: str) -> Draft:
-    """auto, off, or a path."""
+    """auto, off, ngram, or a path."""
     if text == "auto":
         return "auto"
     if text == "off":
         return "off"
+    if text == "ngram":
+        return "ngram"
     if not text:
-        raise typer.BadParameter("it is empty, expected auto, off or a path", param_hint="--draft")
+        raise typer.BadParameter("it is empty, expected auto, off, ngram or a path", param_hint="--draft")
     return Path(text)
 
 

@@ -14,14 +14,15 @@ from dflash_local.pairs.registry import file_mode, packaged_drafters, resolve_mo
 if TYPE_CHECKING:
     from dflash_local._native import DraftMemory, PairMismatch
 
-Draft = Literal["auto", "off"] | Path
+Draft = Literal["auto", "off", "ngram"] | Path
 Notify = Callable[[str], None]
 NONE_KNOWN = "no drafter known for this model, name one with -d PATH"
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and perhaps its drafter. `status`: "engaged", "off" or "declined: why"."""
+    """A target and perhaps its drafter. `status`: "engaged", "off" or "declined: why", of the drafter where one was
+    looked for."""
 
     target: Path
     target_info: Mapping[str, Any]  # native `inspect`
@@ -29,6 +30,14 @@ class Pair:
     drafter_name: str | None
     status: str
     explicit: bool = False  # the user named the drafter: failures raise instead of ending in plain decoding
+    copies: bool = True  # what repeats itself in the text is drafted too
+
+    @property
+    def kind(self) -> str | None:
+        """What may be drafted from, None: nothing."""
+        if self.drafter is None:
+            return "ngram" if self.copies else None
+        return "dflash+ngram" if self.copies else "dflash"
 
     def declined(self, why: str) -> Pair:
         """The same target without a drafter."""
@@ -83,7 +92,7 @@ def check_target(path: Path) -> Mapping[str, Any]:
 
 def _drafter_path(draft: Path) -> Path:
     if file_mode(draft) is None:
-        raise ModelLoadError(f"{draft}: no such drafter file; -d takes auto, off or a path", "draft")
+        raise ModelLoadError(f"{draft}: no such drafter file; -d takes auto, off, ngram or a path", "draft")
     return draft
 
 
@@ -95,7 +104,9 @@ def resolve_pair(model: str | Path, draft: Draft = "auto", notify: Notify = lamb
     target = resolve_model(model)
     info = check_target(target)
     if draft == "off":
-        return Pair(target, info, None, None, "off")
+        return Pair(target, info, None, None, "off", copies=False)
+    if draft == "ngram":
+        return Pair(target, info, None, None, "engaged")
     if isinstance(draft, Path):
         drafter = _drafter_path(draft)
         return Pair(target, info, drafter, _drafter_info(drafter, target)["name"] or drafter.stem, "engaged", True)
