@@ -125,7 +125,8 @@ class Engine:
         copies: bool = True,
     ) -> None:
         """`context_params`: address of a llama_context_params (its callbacks are replaced); tap_mode: auto, callback or
-        layer_input; copies: draft what repeats itself in the text. Raises IncompatibleDrafter (the target has no usable taps), OutOfMemory, Unsupported."""
+        layer_input; copies: draft what repeats itself in the text. Raises IncompatibleDrafter (the target has no usable
+        taps), OutOfMemory, Unsupported."""
 
     ctx: int  # address of the llama_context, 0 after close
     n_ctx: int
