@@ -75,7 +75,7 @@ def test_report_and_table(suite: Path, tmp_path: Path) -> None:
     assert "| category" in done.stdout
     assert "| all" in done.stdout
     assert "3 prompts, 2 repeats: speed-up" in done.stdout
-    assert "measuring adds 1 contexts of" in done.stderr
+    assert "measuring adds 1 context of" in done.stderr
 
 
 def test_fixed_width_differs_from_plain_and_shows_its_margin(suite: Path, tmp_path: Path) -> None:

@@ -84,17 +84,20 @@ def _rounds(shapes: list[tuple[int, int]], sums: list[tuple[float, ...]]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class FixedEngine:
-    """An engine whose drafter is at hand, for fixed widths, for timing and for drafts at given places."""
+    """An engine whose drafter, if there is one, is at hand: for fixed widths, timing, and drafts at given places."""
 
     engine: native.Engine
-    drafter: native.Drafter
+    drafter: native.Drafter | None
 
     @property
     def block_size(self) -> int:
-        return self.drafter.block_size
+        return self.drafter.block_size if self.drafter is not None else 1
 
     def drafts(self, ids: tuple[int, ...], text: tuple[int, ...]) -> Iterator[list[int]]:
         """For each token of the text but the last the top-1 chain that the drafter would propose after it."""
+        if self.drafter is None:
+            yield from ([] for _ in text[:-1])
+            return
         engine, tokens = self.engine, [*ids, *text[:-1]]
         engine.reset()
         taps: list[npt.NDArray[np.float32]] = []
@@ -157,11 +160,10 @@ class Local:
 
     def fixed(self) -> FixedEngine:
         """An engine of its own, so that the planner of the runtime's never sees forced widths."""
-        pair, params = self.runtime.pair, self.params()
-        n_threads = self.runtime.tuning.n_threads
-        drafter = native.Drafter(
-            str(pair.drafter), str(pair.target), self.runtime.model.model, n_threads=n_threads, device="auto"
-        )
+        pair, params, drafter = self.runtime.pair, self.params(), None
+        if pair.drafter is not None:
+            n_threads, model = self.runtime.tuning.n_threads, self.runtime.model.model
+            drafter = native.Drafter(str(pair.drafter), str(pair.target), model, n_threads=n_threads, device="auto")
         return FixedEngine(self._engine(params, drafter), drafter)
 
     def fixed_side(self, fixed: FixedEngine, width: int) -> LocalSide:
@@ -187,4 +189,5 @@ def note_memory(local: Local, n_engines: int, notify: Notify) -> None:
     """One line of what the engines beside the runtime's own take."""
     size = local.context_bytes()
     if size is not None:
-        notify(f"measuring adds {n_engines} contexts of {size / 2**20:.0f} MiB each")
+        contexts = "1 context" if n_engines == 1 else f"{n_engines} contexts"
+        notify(f"measuring adds {contexts} of {size / 2**20:.0f} MiB K/V each")

@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_local._errors import Error
 
-INK, SOFT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
+INK, SOFT, GRID, PALE = "#1f2933", "#7b8794", "#e4e7eb", "#a9c7e4"
 PLAIN, DRAFT, OTHER, WARN = "#9aa5b1", "#2f6fb0", "#d08a2c", "#b8433a"
 PEERS = ("#5b8c5a", "#8b5fa8", "#3f8f8a", "#a0683f")
 
@@ -58,7 +58,7 @@ def _speed(ax: Any, summary: Mapping[str, Any]) -> None:
     """Speed-up by category: bars of the geometric mean, the worst prompt, the best fixed width, peers."""
     groups = [*summary["by_category"].items(), ("all", summary)]
     spots = range(len(groups))
-    ax.bar(spots, [group["geomean_speedup"] or 0.0 for _, group in groups], 0.62, color=DRAFT, label="draft")
+    ax.bar(spots, [group["geomean_speedup"] or 0.0 for _, group in groups], 0.62, color=PALE, label="draft")
     ax.axhline(1.0, color=INK, linewidth=1)
     marks: list[tuple[str, Sequence[float | None], str, str]] = [
         ("worst prompt", [group["worst_speedup"] for _, group in groups], "v", WARN)
@@ -91,7 +91,8 @@ def _prompts(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     found = sorted((row for row in rows if row["speedup"] is not None), key=lambda row: float(row["speedup"]))
     ax.set_title("Every prompt, slowest first", loc="left")
     ax.set_ylabel("speed against plain")
-    ax.set_xlabel("prompt")
+    ax.set_xlabel(f"{len(found)} prompts")
+    ax.set_xticks([])
     if not found:
         return
     spots = range(len(found))
@@ -132,7 +133,7 @@ def _slots(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
             drawn.append((label, rates, color))
     if not drawn:
         ax.text(0.5, 0.5, "nothing was drafted", transform=ax.transAxes, ha="center", color=SOFT)
-        right.set_yticks([])
+        right.set_axis_off()
         return
     # Bars of the longest line: it has seen every slot.
     label, rates, _ = max(drawn, key=lambda line: len(line[1]))
@@ -182,7 +183,7 @@ def _costs(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         passes = {n: curve[n] + statistics.median(ms) for n, ms in sorted(draft.items()) if n in curve}
         if passes:
             ax.plot(list(passes), list(passes.values()), marker=".", color=OTHER, label="with a draft pass")
-        ax.plot(list(curve), [n * curve[1] for n in curve], color=GRID, linestyle="--", label="one row, times rows")
+        ax.plot(list(curve), [n * curve[1] for n in curve], color=PLAIN, linestyle=":", label="one row, times rows")
         ax.set_ylim(0, max(*curve.values(), *passes.values()) * 1.12)
     total = sum(chosen.values())
     if total:
@@ -193,13 +194,14 @@ def _costs(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         for n, y in zip(spots, heights, strict=True):
             share = 100 * chosen[n] / total
             if share >= 1:
-                ax.annotate(f"{share:.0f}%", (n, y), ha="center", va="center", fontsize=8, zorder=4)
+                above = {"xytext": (0, 8), "textcoords": "offset points"} if share < 15 else {}
+                ax.annotate(f"{share:.0f}%", (n, y), ha="center", va="center", fontsize=8, zorder=4, **above)
     ax.set_xlim(0, max([*target, *chosen, 8]) + 1)
-    if not target:
-        ax.set_ylim(bottom=0)
+    if not target and worked:
+        ax.set_ylim(0, 1.4 * max(ms for group in worked.values() for ms in group))
     handles, labels = ax.get_legend_handles_labels()
     if handles:
-        legend = ax.legend(handles, labels, frameon=False, fontsize=8, loc="upper left")
+        legend = ax.legend(handles, labels, frameon=False, fontsize=8, loc="lower right")
         for handle in legend.legend_handles:
             if hasattr(handle, "set_sizes"):
                 handle.set_sizes([40])

@@ -59,8 +59,8 @@ def run_bench_command(open_runtime: Callable[[], Runtime], options: BenchOptions
     with _open_peers(options) as peers, open_runtime() as runtime:
         if runtime.draft_status != "engaged":
             raise Unsupported(f"there is nothing to compare plain decoding with: {runtime.draft_status}", "draft")
-        if (options.settings.sweep or options.settings.oracle) and runtime.pair.drafter is None:
-            raise Unsupported("--sweep and --oracle need a drafter model", "draft")
+        if options.settings.sweep and runtime.pair.drafter is None:
+            raise Unsupported("--sweep goes over the widths of a drafter's block, and there is no drafter", "draft")
         suite = options.suite if not Path(options.suite).is_file() else Path(options.suite).name
         outcome = run_bench(runtime, prompts, suite, options.settings, peers, options.outputs, tell)
     _print(outcome.report)
