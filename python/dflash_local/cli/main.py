@@ -297,6 +297,39 @@ def inspect(
     finish(body)
 
 
+@app.command()
+def doctor(
+    model: opt.ModelOption = opt.DEFAULT_MODEL,
+    draft: opt.DraftOption = "auto",
+    ctx: opt.CtxOption = None,
+    threads: opt.ThreadsOption = None,
+    gpu_layers: opt.GpuLayersOption = -1,
+    flash_attn: opt.FlashAttnOption = opt.FlashAttn.auto,
+    as_json: Annotated[bool, typer.Option("--json", envvar="DFLASH_JSON", help="Print JSON.")] = False,
+    verbose: opt.VerboseOption = False,
+) -> None:
+    """Measure this machine and this pair, and say what to expect. Takes less than a minute."""
+    from dflash_local.cli.run import finish
+
+    def body() -> int:
+        pair = opt.parse_draft(draft)
+        from dflash_local.cli.doctor import run_doctor
+        from dflash_local.runtime import offloads
+
+        with opt.open_runtime(
+            model,
+            pair,
+            ctx=ctx,
+            threads=threads,
+            gpu_layers=gpu_layers,
+            flash_attn=flash_attn,
+            verbose=verbose,
+        ) as runtime:
+            return run_doctor(runtime, on_gpu=offloads(gpu_layers), as_json=as_json)
+
+    finish(body, verbose=verbose)
+
+
 def main() -> None:
     """Entry point of the `dflash-local` command."""
     open_missing_streams()
