@@ -7,11 +7,10 @@ import ctypes
 import json
 import math
 import os
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,33 +18,16 @@ from typing import Any
 import llama_cpp
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-HERE = Path(__file__).resolve().parent
-SUITE = HERE / "prompts.jsonl"
-DEV_SUITE = HERE / "dev_prompts.jsonl"
+from dflash_local.bench.suite import BUILTIN, SuiteError, choose, read_suite
+from dflash_local.bench.suite import Prompt as Prompt
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One line of a suite file."""
-
-    id: str
-    category: str
-    prompt: str
-    max_tokens: int
-
-
-def load_suite(path: Path, limit: int = 0, category: str = "") -> list[Prompt]:
-    """Reads a suite; `limit` > 0 keeps the first ones of each category, `category` one of them."""
-    prompts = [Prompt(**json.loads(line)) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    kept: list[Prompt] = []
-    seen: dict[str, int] = {}
-    for prompt in prompts:
-        seen[prompt.category] = seen.get(prompt.category, 0) + 1
-        if (not limit or seen[prompt.category] <= limit) and category in ("", prompt.category):
-            kept.append(prompt)
-    if not kept:
-        raise SystemExit(f"{path}: no prompt of category {category!r}")
-    return kept
+def load_prompts(path: Path | None, limit: int = 0, category: str = "") -> list[Prompt]:
+    """Prompts of a suite file, None: the package's suite; `limit` > 0 keeps the first ones of each category."""
+    try:
+        return choose(read_suite(path or BUILTIN), [category] if category else [], limit)
+    except SuiteError as error:
+        raise SystemExit(str(error)) from error
 
 
 def default_target() -> Path:
@@ -120,13 +102,9 @@ class Model:
             raise SystemExit(f"cannot tokenize {text[:40]!r}")
         return list(ids[:n])
 
-    def chat_text(self, user: str) -> str:
-        """One user message through the model's template, with the template's own default system message."""
-        return str(self._formatter(messages=[{"role": "user", "content": user}]).prompt)
-
-    def chat_ids(self, user: str) -> list[int]:
-        """Token ids of `chat_text`."""
-        return self.tokenize(self.chat_text(user))
+    def chat_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt in the model's template, with the template's own default system message."""
+        return self.tokenize(str(self._formatter(messages=list(prompt.messages)).prompt))
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a text."""
@@ -222,12 +200,6 @@ def tokens_per_round(stats: Mapping[str, Any]) -> float:
     return (rounds + stats["draft_n_accepted"]) / rounds if rounds else math.nan
 
 
-def geomean(values: Iterable[float]) -> float:
-    """Geometric mean of positive numbers; nan of none."""
-    logs = [math.log(v) for v in values if v > 0]
-    return math.exp(statistics.fmean(logs)) if logs else math.nan
-
-
 def by_category(rows: Sequence[Mapping[str, Any]], reduce: Callable[[list[Mapping[str, Any]]], Any]) -> dict[str, Any]:
     """`reduce` over the rows of each category in order of appearance, then over all."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
@@ -252,17 +224,17 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def parser(doc: str | None, *, suite: Path = SUITE) -> argparse.ArgumentParser:
+def parser(doc: str | None) -> argparse.ArgumentParser:
     """Options of every script."""
     options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--target", type=Path, default=None, help="target GGUF (default: the demo extra's)")
     options.add_argument("--drafter", type=Path, default=None, help="drafter GGUF (default: the package's)")
-    options.add_argument("--prompts", type=Path, default=suite, help="suite file, JSONL")
+    options.add_argument("--prompts", type=Path, default=None, help="suite file, JSONL (default: the package's)")
     options.add_argument("--limit", type=int, default=0, help="prompts per category, 0: all")
     options.add_argument("--category", default="", help="only this category")
     options.add_argument("--max-tokens", type=int, default=0, help="cap on each prompt's max_tokens, 0: none")
     options.add_argument("--threads", type=int, default=0, help="threads for one row and many (default: all cores)")
-    options.add_argument("--n-ctx", type=int, default=1024)
+    options.add_argument("--n-ctx", type=int, default=4096)
     options.add_argument("--flash", choices=("off", "on", "auto"), default="off", help="auto: timed")
     options.add_argument("--json", type=Path, default=None, help="write the report here")
     return options
@@ -274,12 +246,12 @@ def parse(options: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[Pr
     args.target = args.target or default_target()
     args.drafter = args.drafter or default_drafter()
     args.threads = args.threads or default_threads()
-    for path in (args.target, args.drafter, args.prompts):
+    for path in (args.target, args.drafter):
         if not path.is_file():
             raise SystemExit(f"{path}: no such file")
-    prompts = load_suite(args.prompts, args.limit, args.category)
+    prompts = load_prompts(args.prompts, args.limit, args.category)
     if args.max_tokens:
-        prompts = [Prompt(p.id, p.category, p.prompt, min(p.max_tokens, args.max_tokens)) for p in prompts]
+        prompts = [replace(p, max_tokens=min(p.max_tokens, args.max_tokens)) for p in prompts]
     return args, prompts
 
 
@@ -293,7 +265,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "target": args.target.name,
         "drafter": args.drafter.name,
-        "suite": args.prompts.name,
+        "suite": args.prompts.name if args.prompts else "builtin",
         "threads": args.threads,
         "n_ctx": args.n_ctx,
         "flash": args.flash,

@@ -25,7 +25,7 @@ WIDTHS = (1, 2, 4, 8, 64)
 def one_run(engine: Any, model: common.Model, prompt: common.Prompt, draft_rows: int) -> dict[str, float]:
     """Sums over the rounds of one greedy answer but the first, which decodes the prompt."""
     engine.reset()
-    engine.begin(model.chat_ids(prompt.prompt), reuse=False)
+    engine.begin(model.chat_ids(prompt), reuse=False)
     with common.sampler() as chain:
         ids = engine.round(chain, draft_rows=0)
         made = len(ids)

@@ -185,7 +185,7 @@ def run(
         ):
             for i, prompt in enumerate(prompts):
                 common.progress(i, len(prompts), prompt.id)
-                ids = model.chat_ids(prompt.prompt)
+                ids = model.chat_ids(prompt)
                 for temperature in temperatures:
                     with common.sampler(temperature, args.seed) as chain:
                         plain = common.run_engine(bare, model, ids, chain, prompt.max_tokens, 0)

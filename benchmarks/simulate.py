@@ -79,7 +79,7 @@ def simulate(
     rows = []
     for i, prompt in enumerate(prompts):
         common.progress(i, len(prompts), prompt.id)
-        text = write_text(decoder, decoder.model.chat_ids(prompt.prompt), prompt.max_tokens, n_rows)
+        text = write_text(decoder, decoder.model.chat_ids(prompt), prompt.max_tokens, n_rows)
         chains = cache(partial(draft, text, drafter))
         counts = {width: accepted(text, chains, width) for width in widths}
         rows.append(

@@ -38,6 +38,7 @@ struct Inspection {
     std::string problem_field;
     std::optional<TargetSpec> target;
     std::optional<DrafterSpec> drafter;
+    std::optional<bool> thinks;
 };
 
 Inspection inspect_file(const std::filesystem::path & path) {
@@ -57,6 +58,7 @@ Inspection inspect_file(const std::filesystem::path & path) {
         out.name = printable(file.find_string("general.name").value_or(""));
         if (out.kind == "drafter") {
             out.drafter = DrafterSpec::read(file);
+            out.thinks = file.find_bool("dflash_local.thinking");
         } else {
             out.target = TargetSpec::read(file);
         }
@@ -112,6 +114,7 @@ nb::dict to_dict(const Inspection & in) {
     out["tap_inputs"] = drafter ? drafter->tap_inputs : std::vector<std::int32_t>();
     out["layer_causal"] = layer_causal;
     out["layer_sliding"] = drafter ? drafter->layer_sliding : std::vector<bool>();
+    out["thinks"] = in.thinks ? nb::object(nb::bool_(*in.thinks)) : nb::none();
     out["own_head"] = drafter && drafter->has_own_head;
     out["own_embeddings"] = drafter && drafter->has_own_embd;
     out["n_vocab_head"] = drafter ? drafter->n_vocab_head : 0;

@@ -7,6 +7,7 @@ void init_errors(nanobind::module_ & m);
 void init_tune(nanobind::module_ & m);
 void init_drafter(nanobind::module_ & m);
 void init_engine(nanobind::module_ & m);
+void init_costs(nanobind::module_ & m);
 void init_gguf(nanobind::module_ & m);
 }  // namespace dflash::bind
 
@@ -16,5 +17,6 @@ NB_MODULE(_native, m) {
     dflash::bind::init_tune(m);
     dflash::bind::init_drafter(m);
     dflash::bind::init_engine(m);
+    dflash::bind::init_costs(m);  // adds to Engine
     dflash::bind::init_gguf(m);
 }

@@ -5,21 +5,18 @@
 #include <ggml-cpp.h>
 #include <ggml.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <string>
-#include <vector>
 
+#include "cpu_timing.h"
 #include "dflash/error.h"
 
 namespace dflash {
 
 namespace {
 
-constexpr std::int32_t max_threads = GGML_MAX_N_THREADS;
+constexpr const char * who = "time_attention";
 constexpr std::size_t max_graph_nodes = 32;
-constexpr std::size_t max_runs = 4096;
 
 [[noreturn]] void refuse(const std::string & name, const std::string & got, const std::string & expected) {
     throw Error(ErrorCode::invalid_argument, "time_attention: " + name + " is " + got + ", expected " + expected, name);
@@ -46,38 +43,14 @@ void check(const AttentionShape & shape, std::int32_t n_threads, double budget_m
     check_positive("head_dim", shape.head_dim);
     check_positive("n_kv", shape.n_kv);
     check_positive("n_rows", shape.n_rows);
-    check_positive("n_threads", n_threads);
-    if (n_threads > max_threads) {
-        refuse("n_threads", std::to_string(n_threads), "at most " + std::to_string(max_threads));
-    }
+    cpu_timing::check(who, n_threads, budget_ms);
     if (shape.n_head % shape.n_head_kv != 0) {
         refuse("n_head", std::to_string(shape.n_head), "a multiple of n_head_kv " + std::to_string(shape.n_head_kv));
-    }
-    if (!std::isfinite(budget_ms) || budget_ms <= 0.0) {
-        refuse("budget_ms", std::to_string(budget_ms), "a positive number");
     }
     if (tensor_bytes(shape) > static_cast<double>(max_attention_bytes)) {
         refuse("n_kv x n_rows", std::to_string(shape.n_kv) + " x " + std::to_string(shape.n_rows),
                "shapes that take at most " + std::to_string(max_attention_bytes >> 20) + " MiB");
     }
-}
-
-ggml_backend_ptr cpu_backend(std::int32_t n_threads) {
-    const ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (device == nullptr) {
-        throw Error(ErrorCode::unsupported, "time_attention: ggml has no CPU device");
-    }
-    ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
-    if (backend == nullptr) {
-        throw Error(ErrorCode::unsupported, "time_attention: ggml's CPU device does not start");
-    }
-    void * const setter =
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_set_n_threads");
-    if (setter == nullptr) {
-        throw Error(ErrorCode::unsupported, "time_attention: ggml's CPU device takes no thread count");
-    }
-    reinterpret_cast<ggml_backend_set_n_threads_t>(setter)(backend.get(), n_threads);
-    return backend;
 }
 
 /// K/V cache rows [head_dim x n_head_kv] per cell, seen as [head_dim, n_kv, n_head_kv].
@@ -110,19 +83,11 @@ ggml_tensor * build(ggml_context * ctx, const AttentionShape & s) {
     return ggml_cont_2d(ctx, out, n_embd, s.n_rows);
 }
 
-double run_ms(ggml_backend_t backend, ggml_cgraph * graph) {
-    const auto start = std::chrono::steady_clock::now();
-    if (ggml_backend_graph_compute(backend, graph) != GGML_STATUS_SUCCESS) {
-        throw Error(ErrorCode::decode_failed, "time_attention: ggml failed to compute the attention graph");
-    }
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
 }  // namespace
 
 double time_attention(const AttentionShape & shape, std::int32_t n_threads, double budget_ms) {
     check(shape, n_threads, budget_ms);
-    const ggml_backend_ptr backend = cpu_backend(n_threads);
+    const ggml_backend_ptr backend = cpu_timing::cpu_backend(who, n_threads);
     const ggml_init_params params = {
         .mem_size = ggml_tensor_overhead() * max_graph_nodes + ggml_graph_overhead_custom(max_graph_nodes, false),
         .mem_buffer = nullptr,
@@ -140,16 +105,7 @@ double time_attention(const AttentionShape & shape, std::int32_t n_threads, doub
     }
     ggml_backend_buffer_clear(buffer.get(), 0);
 
-    // The first run pays for page faults and for the thread team; it counts only against the budget.
-    double spent = run_ms(backend.get(), graph);
-    std::vector<double> times;
-    do {
-        times.push_back(run_ms(backend.get(), graph));
-        spent += times.back();
-    } while (spent < budget_ms && times.size() < max_runs);
-    const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-    std::nth_element(times.begin(), middle, times.end());
-    return *middle;
+    return cpu_timing::median_ms(who, backend.get(), graph, budget_ms);
 }
 
 }  // namespace dflash

@@ -54,7 +54,8 @@ Engine::Engine(llama_model * model, const llama_context_params & params, std::sh
                TapMode tap_mode)
     : drafter_(std::move(drafter)),
       target_(model, params, drafter_ ? drafter_->spec().tap_inputs : std::vector<std::int32_t>{}, tap_mode),
-      session_(target_.feature_size()) {
+      session_(target_.feature_size()),
+      flash_attn_(params.flash_attn_type != LLAMA_FLASH_ATTN_TYPE_DISABLED) {
     if (!drafter_) {
         return;
     }

@@ -44,6 +44,19 @@ class RunStats(TypedDict):
     draft_context: int  # positions in the drafter's context
     declined: str  # why the planner does not draft now; "" while it drafts
 
+class WidthCost(TypedDict):
+    rows: int
+    base_ms: float
+    slope_ms: float  # per cell of context
+
+class CostTable(TypedDict):
+    widths: list[WidthCost]  # of target batches, ascending rows
+    draft_ms: float  # a draft pass with all slots, 0: unknown
+    draft_slot_ms: float  # what one slot less saves
+    draft_slots: int  # all slots, 0: unknown
+    rest_ms: float  # a round besides target and draft pass, per sampled token
+    leaf_ms: float  # the same, per leaf of a tree beyond the first
+
 class Replay(TypedDict):
     tokens: int
     exact: int
@@ -55,8 +68,9 @@ def inspect(path: str) -> dict[str, Any]:
     Keys: path, size (bytes, split parts included), kind ("target" | "drafter" | "other"), architecture, name, n_layer,
     n_embd, n_vocab, n_tensors, tensor_types {name: count}, tensor_bytes {name: bytes}, problem ("" or why it cannot run
     here) and problem_field. For a target also n_ctx_train; for a drafter family, block_size, tap_inputs, mask_token_id,
-    sliding_window, layer_sliding, layer_causal, own_head, own_embeddings, n_vocab_head. Numbers are None and lists
-    empty where there is a problem. Strings of the file are printable. Raises ModelLoadError.
+    sliding_window, layer_sliding, layer_causal, own_head, own_embeddings, n_vocab_head, thinks (trained on texts with
+    thinking? None where the file does not say). Numbers are None and lists empty where there is a problem. Strings of
+    the file are printable. Raises ModelLoadError.
     """
 
 def check_pair(drafter_path: str, target_path: str) -> list[PairMismatch]:
@@ -79,11 +93,27 @@ def time_attention(
 ) -> float:
     """Median milliseconds of one attention operation of these shapes on the CPU, F16 K/V."""
 
+def time_matmul(type: str, n_in: int, n_out: int, n_rows: int, n_threads: int, budget_ms: float) -> tuple[float, bool]:
+    """Median milliseconds of one multiplication of n_rows rows by weights of a ggml type (q4_0, ...) on the CPU, and
+    whether the CPU has repacked kernels for it. Raises ValueError, Unsupported."""
+
+def check_costs(table: CostTable) -> CostTable:
+    """A copy. Raises ValueError naming what is missing, no number, negative, not finite or out of order."""
+
 def mapped_libraries() -> list[str]:
     """Files of libllama mapped into this process; more than one is a fault."""
 
 def gpu_device() -> str:
     """Name of the first GPU in the registry that libllama uses, "" where there is none."""
+
+class Device(TypedDict):
+    name: str
+    description: str
+    type: str  # cpu, gpu, igpu or accelerator
+    memory: int  # bytes
+
+def devices() -> list[Device]:
+    """Devices in the registry that libllama uses."""
 
 class Drafter:
     def __init__(
@@ -201,3 +231,10 @@ class Engine:
         """Raises ValueError on bytes of another model, drafter or version; then the conversation is unchanged."""
 
     def draft_memory(self) -> DraftMemory: ...
+    def time_batch(self, n_rows: int) -> float:
+        """Milliseconds of one target batch of dummy rows after the decoded ones, which are removed again; the
+        conversation stays. Raises ValueError (no room), Unsupported (recurrent state behind it), KeyboardInterrupt."""
+    def time_costs(self, budget_ms: float) -> CostTable:
+        """The prior of the cost model, in about the time of 30 one-row batches and at most a little over budget_ms.
+        Leaves the engine as it was; a failing draft pass ends drafting. Raises ValueError where something is decoded
+        already, DecodeError, Cancelled, KeyboardInterrupt."""

@@ -29,7 +29,7 @@ struct DraftNode {
 /// What a tree is grown from. Slots are independent given the anchor; a copy or a grammar gives one chain.
 struct TreeInputs {
     const DraftCandidates * candidates = nullptr;  // null: no draft pass
-    std::span<const float> probs;                  // [n_slots x top_k], calibrated, 0: never (a grammar forbids it)
+    std::span<const float> probs;                  // [n_slots x top_k], calibrated, at most 1 in sum per slot; 0: never
     std::span<const llama_token> chain;            // copied or forced tokens after the anchor
     std::span<const float> chain_probs;            // each given the one before it
     NodeSource chain_source = NodeSource::copy;

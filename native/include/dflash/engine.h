@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dflash/cost_model.h"
 #include "dflash/drafter.h"
 #include "dflash/llama_bridge.h"
 #include "dflash/planner.h"
@@ -78,8 +79,17 @@ class Engine {
 
     [[nodiscard]] DraftMemory draft_memory() const;
 
+    /// Milliseconds of one target batch of n dummy rows after the decoded ones, which are removed again; taps as in a
+    /// draft round. Throws invalid_argument (no room), unsupported (recurrent state behind it).
+    double time_batch(std::int32_t n_rows);
+    /// The prior of the cost model, in about the time of 30 one-row batches and at most a little over budget_ms.
+    /// Leaves memories and session as they were; a failing draft pass ends drafting. Throws invalid_argument where
+    /// something is decoded already.
+    CostTable time_costs(double budget_ms);
+
   private:
     class RollbackGuard;
+    class TimingGuard;
 
     void decode_prompt_chunk(std::int32_t n_rows, bool last, bool all_logits);
     std::vector<llama_token> plain_round(llama_sampler * sampler, const RoundOptions & options);
@@ -94,6 +104,8 @@ class Engine {
     llama_token sample_row(llama_sampler * sampler, std::int32_t row);  // row of the last batch
     [[nodiscard]] std::int32_t output_row(std::int32_t row) const;      // as for logits()
     void drafter_failed(const std::string & why);
+    [[nodiscard]] double time_slope(std::int32_t n_rows) const;  // ms per cell of context of one such batch
+    void time_draft(CostTable & table);
 
     std::shared_ptr<Drafter> drafter_;
     TargetContext target_;
@@ -102,6 +114,7 @@ class Engine {
     DraftCandidates candidates_;
     std::vector<llama_token_data> sampled_;  // [n_vocab], what the sampler chain works on
     std::int32_t walked_rows_ = 0;
+    bool flash_attn_;
     std::vector<std::int32_t> output_rows_;  // batch rows of the last decode that were kept and have logits
     std::string failure_;                    // why the drafter was given up
 };

@@ -14,10 +14,10 @@ enum class RoundSource : std::uint8_t { plain, chain, drafter };  // chain: copi
 
 /// What a round could do.
 struct RoundView {
-    std::int32_t n_past = 0;      // cells of context before the anchor
-    std::int32_t max_nodes = 0;   // room: context, physical batch, tokens still wanted
-    std::int32_t n_slots = 0;     // of the drafter; 0: none
-    std::int32_t max_leaves = 1;  // 1: chains only
+    std::int32_t n_past = 0;             // cells of context before the anchor
+    std::int32_t max_nodes = 0;          // room: context, physical batch, tokens still wanted
+    std::int32_t n_slots = 0;            // of the drafter; 0: none
+    std::int32_t max_leaves = 1;         // 1: chains only
     std::span<const llama_token> chain;  // copied or forced
     NodeSource chain_source = NodeSource::copy;
     std::int32_t match_length = 0;  // of a copy
@@ -29,8 +29,8 @@ struct RoundView {
 struct RoundOutcome {
     RoundSource source = RoundSource::plain;
     std::int32_t n_past = 0;
-    std::span<const DraftNode> verified;            // the nodes of the batch, before the walk
-    std::span<const std::int32_t> accepted;         // indices of the nodes on the accepted path
+    std::span<const DraftNode> verified;     // the nodes of the batch, before the walk
+    std::span<const std::int32_t> accepted;  // indices of the nodes on the accepted path
     std::int32_t emitted = 1;
     bool cut_short = false;  // the walk ended by an end of text or a limit: nothing is learned beyond it
     double target_ms = 0.0;

@@ -25,6 +25,13 @@ class FlashAttn(StrEnum):
     off = "off"
 
 
+class Baseline(StrEnum):
+    """What plain decoding a benchmark compares with."""
+
+    same = "same"
+    best = "best"
+
+
 ModelOption = Annotated[
     str, typer.Option("-m", "--model", envvar="DFLASH_MODEL", help="A GGUF file, or the name of a known model.")
 ]
@@ -117,6 +124,22 @@ def parse_draft_rows(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 4:
         raise typer.BadParameter(f"{text!r} is neither auto nor a number of rows", param_hint="--draft-rows")
     return int(text)
+
+
+def parse_peers(texts: list[str]) -> list[tuple[str, str]]:
+    """Name and base address of each server."""
+    from dflash_local.bench.peer import parse_peer
+
+    peers: list[tuple[str, str]] = []
+    for text in texts:
+        try:
+            name, base = parse_peer(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--peer") from error
+        if name in dict(peers):
+            raise typer.BadParameter(f"two are named {name!r}: give names, NAME=URL", param_hint="--peer")
+        peers.append((name, base))
+    return peers
 
 
 def make_params(

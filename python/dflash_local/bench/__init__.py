@@ -1,0 +1,1 @@
+"""Measures plain decoding against drafting on suites of prompts, and other servers beside them."""

@@ -1,0 +1,212 @@
+"""Runs every prompt on every side in turn, in reversed order every second time, and hands on what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dflash_local._errors import ContextOverflow, Error, GrammarError
+from dflash_local.bench.costs import fit_to, measure_costs
+from dflash_local.bench.figures import first_difference
+from dflash_local.bench.local import FixedEngine, Local, LocalSide
+from dflash_local.bench.oracle import Best, Costs, copied, fastest
+from dflash_local.bench.peer import PREFIX, Peer, PeerError
+from dflash_local.bench.runs import Run, Side, Task
+from dflash_local.bench.suite import Prompt
+from dflash_local.chat.template import ChatTemplate
+from dflash_local.generation import AUTO_ROWS
+from dflash_local.sampling import MAX_SEED, SamplingParams
+
+if TYPE_CHECKING:
+    from dflash_local.runtime import Runtime
+
+PLAIN, OTHER_PLAIN, DRAFT = "plain", "plain, other attention", "draft"
+WARM_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is compared and how often. `params` without a seed of its own is refused when sampling."""
+
+    params: SamplingParams
+    repeat: int = 3
+    max_tokens: int = 0  # 0: the suite's own
+    draft_rows: int = AUTO_ROWS
+    other_baseline: bool = False
+    sweep: bool = False
+    oracle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """The least time for the draft side's text, and the costs it paid."""
+
+    best: Best
+    n_tokens: int
+    costs: Costs
+
+    @property
+    def tps(self) -> float | None:
+        return 1e3 * (self.n_tokens - 1) / self.best.ms if self.best.ms > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One prompt: its runs by side, all of equal number but those of a peer that failed."""
+
+    task: Task
+    runs: dict[str, list[Run]]
+    margin: float | None = None
+    oracle: Oracle | None = None
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Sides and prompts of one benchmark. Iterate over `measure` for the prompts as they are done."""
+
+    local: Local
+    settings: Settings
+    tasks: Sequence[Task]
+    peers: Sequence[Peer] = ()
+    notify: Callable[[str], None] = lambda _: None
+    step: Callable[[str], None] = lambda _: None  # called before each run, with what it is
+    failed: dict[str, str] = field(default_factory=dict)  # peers that were given up, and why
+    plain: LocalSide = field(init=False)
+    fixed: FixedEngine | None = field(init=False, default=None)
+    sides: list[Side] = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings, local = self.settings, self.local
+        self.plain = local.plain(PLAIN)
+        self.sides = [self.plain, local.draft(DRAFT, settings.draft_rows)]
+        if settings.other_baseline:
+            self.sides.insert(0, local.plain(OTHER_PLAIN, local.other_flash()))
+        if settings.sweep or settings.oracle:
+            self.fixed = local.fixed()
+        if settings.sweep and self.fixed is not None:
+            self.sides += [local.fixed_side(self.fixed, width) for width in range(1, self.fixed.block_size)]
+        self.sides += self.peers
+
+    @property
+    def n_steps(self) -> int:
+        return len(self.tasks) * len(self.sides) * self.settings.repeat
+
+    def measure(self) -> Iterator[Measured]:
+        """Warms every side up, then yields prompt by prompt. An interrupted prompt is yielded with the repeats that
+        all sides had finished, before KeyboardInterrupt goes on."""
+        warm = replace(self.tasks[0], max_tokens=WARM_TOKENS)
+        for side in list(self.sides):
+            self._run(side, warm)
+        for task in self.tasks:
+            runs: dict[str, list[Run]] = {side.name: [] for side in self.sides}
+            try:
+                for repeat in range(self.settings.repeat):
+                    self._repeat(task, runs, repeat)
+                yield self._finish(task, runs)
+            except KeyboardInterrupt:
+                whole = min(len(runs[side.name]) for side in self.sides if side not in self.peers)
+                if whole:
+                    yield Measured(task, {name: group[:whole] for name, group in runs.items()})
+                raise
+
+    def _repeat(self, task: Task, runs: dict[str, list[Run]], repeat: int) -> None:
+        seed = ((task.params.seed or 0) + repeat) % (MAX_SEED + 1)
+        seeded = replace(task, params=replace(task.params, seed=seed))
+        for side in list(self.sides) if repeat % 2 == 0 else self.sides[::-1]:
+            self.step(f"{task.prompt.id}, {side.name}")
+            if task.prompt.grammar is not None and side in self.peers:
+                continue  # OpenAI's protocol has no place for GBNF
+            run = self._run(side, seeded)
+            if run is not None:
+                runs[side.name].append(run)
+
+    def _run(self, side: Side, task: Task) -> Run | None:
+        """None from a peer that fails: it takes no further part."""
+        try:
+            return side.run(task)
+        except PeerError as error:
+            self.failed[side.name.removeprefix(PREFIX)] = str(error)
+            self.sides.remove(side)
+            self.notify(f"warning: going on without it: {error}")
+            return None
+
+    def _finish(self, task: Task, runs: dict[str, list[Run]]) -> Measured:
+        plain, draft = runs[PLAIN][0], runs[DRAFT][0]
+        margin = None
+        if task.params.temperature == 0.0 and plain.tokens is not None and draft.tokens is not None:
+            at = first_difference(plain.tokens, draft.tokens)
+            if at is not None:
+                margin = top_margin(self.plain, [*task.ids, *draft.tokens[:at]])
+        oracle = None
+        if self.settings.oracle and self.fixed is not None:
+            self.step(f"{task.prompt.id}, oracle")
+            oracle = self._oracle(self.fixed, task, draft, runs[PLAIN])
+        return Measured(task, runs, margin, oracle)
+
+    def _oracle(self, fixed: FixedEngine, task: Task, draft: Run, plain: Sequence[Run]) -> Oracle:
+        costs = fit_to(measure_costs(fixed, self.plain, task), plain)
+        text = draft.tokens or ()
+        drafted = [first_difference(text[i + 1 :], chain) for i, chain in enumerate(fixed.drafts(task.ids, text))]
+        limit = max(costs.target_ms) - 1
+        # Where the chain is the whole rest, or longer, all of the rest is accepted.
+        accepted = [len(text) - 1 - i if n is None else n for i, n in enumerate(drafted)]
+        best = fastest(len(text), accepted, copied(task.ids, text, limit), costs)
+        return Oracle(best, len(text), costs)
+
+
+def top_margin(side: LocalSide, tokens: Sequence[int]) -> float:
+    """By how much the target's first choice after `tokens` is above its second, in logits of a batch of two rows."""
+    engine = side.engine
+    engine.reset()
+    for start in range(0, len(tokens) - 1, engine.n_batch):
+        engine.eval(list(tokens[start : min(start + engine.n_batch, len(tokens) - 1)]))
+    engine.eval([tokens[-1]] * 2, all_logits=True)
+    second, first = np.partition(engine.logits(0), -2)[-2:]
+    return float(first - second)
+
+
+def make_tasks(runtime: Runtime, prompts: Sequence[Prompt], settings: Settings) -> list[Task]:
+    """Tokens and sampling of every prompt, checked before anything is measured.
+
+    Raises ContextOverflow, GrammarError naming the prompt, Unsupported where the target has no chat template."""
+    template = ChatTemplate(runtime.metadata, runtime.vocab)
+    tasks: list[Task] = []
+    for prompt in prompts:
+        ids = tuple(template.tokenize(template.render(prompt.messages)))
+        max_tokens = settings.max_tokens or prompt.max_tokens
+        if len(ids) + max_tokens > runtime.n_ctx:
+            raise ContextOverflow(
+                f"prompt {prompt.id} has {len(ids)} tokens and asks for {max_tokens}, the context holds "
+                f"{runtime.n_ctx}: raise --ctx, or lower --max-tokens",
+                "n_ctx",
+            )
+        tasks.append(Task(prompt, ids, _params(runtime, prompt, settings.params), max_tokens))
+    return tasks
+
+
+def _params(runtime: Runtime, prompt: Prompt, params: SamplingParams) -> SamplingParams:
+    if prompt.grammar is None and prompt.json_schema is None:
+        return params
+    try:
+        params = replace(params, grammar=prompt.grammar or _schema_grammar(prompt))
+        runtime.new_sampler(params).close()
+    except Error as error:
+        raise GrammarError(f"prompt {prompt.id}: {error}", "grammar") from error
+    return params
+
+
+def _schema_grammar(prompt: Prompt) -> str:
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    try:
+        return str(json_schema_to_gbnf(json.dumps(prompt.json_schema)))
+    # The converter raises whatever its recursion runs into, assertions included.
+    except Exception as error:
+        why = str(error) or type(error).__name__
+        raise GrammarError(
+            f"llama-cpp-python cannot turn its json_schema into a grammar: {why}", "json_schema"
+        ) from error

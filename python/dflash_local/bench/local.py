@@ -1,0 +1,193 @@
+"""The sides that run in this process: plain, drafting, and drafting with fixed widths, on one loaded target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_local._native_loader import native
+from dflash_local.bench.runs import Round, Run, Task
+from dflash_local.generation import AUTO_ROWS, SamplerLike, VocabLike, generate
+from dflash_local.memory import check_context_fits, kv_bytes
+from dflash_local.runtime import make_context_params
+from dflash_local.sampling import SamplingParams
+from dflash_local.tune import FLASH_OFF, FLASH_ON
+
+if TYPE_CHECKING:
+    import ctypes
+
+    from dflash_local.pairs.resolve import Notify
+    from dflash_local.runtime import Runtime
+
+TIMES = ("target_ms", "draft_ms", "sample_ms", "other_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSide:
+    """One engine and the rows it drafts a round; it is what a generation needs of a runtime."""
+
+    name: str
+    engine: native.Engine
+    runtime: Runtime
+    drafter_name: str | None
+    draft_status: str
+    draft_rows: int
+
+    @property
+    def vocab(self) -> VocabLike:
+        return self.runtime.vocab
+
+    def new_sampler(self, params: SamplingParams) -> SamplerLike:
+        return self.runtime.new_sampler(params)
+
+    def run(self, task: Task) -> Run:
+        """Answers from an empty context. Raises as `generate`."""
+        self.engine.reset()
+        run = generate(self, task.ids, task.params, max_tokens=task.max_tokens, draft_rows=self.draft_rows)
+        times: list[tuple[float, ...]] = []
+        try:
+            for _ in run:
+                stats: Any = self.engine.stats()
+                times.append(tuple(stats[name] for name in TIMES))
+        finally:
+            run.close()
+        result, stats = run.result, run.result.stats
+        return Run(
+            predicted_n=stats["predicted_n"],
+            predicted_ms=stats["predicted_ms"],
+            prompt_ms=stats["prompt_ms"],
+            tokens=result.tokens,
+            text=result.text,
+            finish_reason=result.finish_reason,
+            status=result.draft_status,
+            draft_rounds=stats["draft_rounds"],
+            plain_rounds=stats["plain_rounds"],
+            draft_n=stats["draft_n"],
+            draft_n_accepted=stats["draft_n_accepted"],
+            accepted_per_slot=tuple(stats["accepted_per_slot"]),
+            rounds=_rounds(self.engine.rounds(), times),
+        )
+
+
+def _rounds(shapes: list[tuple[int, int]], sums: list[tuple[float, ...]]) -> tuple[Round, ...]:
+    """Rounds from the engine's running sums; the first, whose batch is the prompt's, is left out."""
+    return tuple(
+        Round(rows, emitted, now[0] - before[0], now[1] - before[1], now[2] + now[3] - before[2] - before[3])
+        for (rows, emitted), before, now in zip(shapes[1:], sums, sums[1:], strict=False)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FixedEngine:
+    """An engine whose drafter, if there is one, is at hand: for fixed widths, timing, and drafts at given places."""
+
+    engine: native.Engine
+    drafter: native.Drafter | None
+
+    @property
+    def block_size(self) -> int:
+        return self.drafter.block_size if self.drafter is not None else 1
+
+    def drafts(self, ids: tuple[int, ...], text: tuple[int, ...]) -> Iterator[list[int]]:
+        """For each token of the text but the last the top-1 chain that the drafter would propose after it."""
+        if self.drafter is None:
+            yield from ([] for _ in text[:-1])
+            return
+        engine, tokens = self.engine, [*ids, *text[:-1]]
+        engine.reset()
+        taps: list[npt.NDArray[np.float32]] = []
+        for start in range(0, len(tokens), engine.n_batch):
+            engine.eval(tokens[start : start + engine.n_batch])
+            taps.append(engine.taps())
+        features = np.concatenate(taps)
+        for i, anchor in enumerate(text[:-1]):
+            chain, _ = self.drafter.propose(0, features[: len(ids) + i], anchor)
+            yield chain[:, 0].tolist()
+
+
+class Local:
+    """The loaded target with the engines of a comparison; those beside the runtime's own share its weights."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._open: list[native.Engine] = []
+
+    @property
+    def n_open(self) -> int:
+        """Engines beside the runtime's own."""
+        return len(self._open)
+
+    def params(self, flash_attn_type: int | None = None) -> ctypes.Structure:
+        """Context parameters as those of the runtime, perhaps with the other attention mode."""
+        tuning = self.runtime.tuning
+        if flash_attn_type is not None:
+            tuning = replace(tuning, flash_attn_type=flash_attn_type)
+        params: ctypes.Structure = make_context_params(
+            tuning, n_ctx=self.runtime.n_ctx, n_batch=self.runtime.engine.n_batch
+        )
+        check_context_fits(self.runtime.metadata, params)
+        return params
+
+    def context_bytes(self) -> int | None:
+        """Bytes of K/V that each engine adds, None where no simple sum holds."""
+        params: Any = self.params()
+        return kv_bytes(self.runtime.metadata, params.n_ctx, params.type_k, params.type_v)
+
+    def _engine(self, params: ctypes.Structure, drafter: native.Drafter | None = None) -> native.Engine:
+        import ctypes
+
+        engine = native.Engine(self.runtime.model.model, ctypes.addressof(params), drafter)
+        self._open.append(engine)
+        return engine
+
+    def plain(self, name: str, flash_attn_type: int | None = None) -> LocalSide:
+        """Plain decoding on an engine that has no drafter, so that no tap slows it."""
+        return LocalSide(name, self._engine(self.params(flash_attn_type)), self.runtime, None, "off", 0)
+
+    def other_flash(self) -> int:
+        """The attention mode that the runtime did not choose."""
+        return FLASH_OFF if self.runtime.tuning.flash_attn_type != FLASH_OFF else FLASH_ON
+
+    def draft(self, name: str, draft_rows: int = AUTO_ROWS) -> LocalSide:
+        """The runtime's own engine, as `generate` uses it."""
+        runtime = self.runtime
+        return LocalSide(name, runtime.engine, runtime, runtime.drafter_name, runtime.draft_status, draft_rows)
+
+    def fixed(self) -> FixedEngine:
+        """An engine of its own, so that the planner of the runtime's never sees forced widths."""
+        pair, params, drafter = self.runtime.pair, self.params(), None
+        if pair.drafter is not None:
+            n_threads, model = self.runtime.tuning.n_threads, self.runtime.model.model
+            drafter = native.Drafter(str(pair.drafter), str(pair.target), model, n_threads=n_threads, device="auto")
+        return FixedEngine(self._engine(params, drafter), drafter)
+
+    def fixed_side(self, fixed: FixedEngine, width: int) -> LocalSide:
+        runtime = self.runtime
+        return LocalSide(str(width), fixed.engine, runtime, runtime.drafter_name, runtime.draft_status, width)
+
+    def close(self) -> None:
+        while self._open:
+            self._open.pop().close()
+
+
+@contextmanager
+def open_local(runtime: Runtime) -> Iterator[Local]:
+    """Closes the engines before the runtime frees the model."""
+    local = Local(runtime)
+    try:
+        yield local
+    finally:
+        local.close()
+
+
+def note_memory(local: Local, n_engines: int, notify: Notify) -> None:
+    """One line of what the engines beside the runtime's own take."""
+    size = local.context_bytes()
+    if size is not None:
+        contexts = "1 context" if n_engines == 1 else f"{n_engines} contexts"
+        notify(f"measuring adds {contexts} of {size / 2**20:.0f} MiB K/V each")
