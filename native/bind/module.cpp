@@ -9,6 +9,7 @@ void init_drafter(nanobind::module_ & m);
 void init_engine(nanobind::module_ & m);
 void init_costs(nanobind::module_ & m);
 void init_gguf(nanobind::module_ & m);
+void init_ahead(nanobind::module_ & m);
 }  // namespace dflash::bind
 
 NB_MODULE(_native, m) {
@@ -19,4 +20,5 @@ NB_MODULE(_native, m) {
     dflash::bind::init_engine(m);
     dflash::bind::init_costs(m);  // adds to Engine
     dflash::bind::init_gguf(m);
+    dflash::bind::init_ahead(m);
 }

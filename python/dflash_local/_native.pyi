@@ -115,6 +115,30 @@ class Device(TypedDict):
 def devices() -> list[Device]:
     """Devices in the registry that libllama uses."""
 
+class CopyIndex:
+    """For tests and benchmarks: proposes what followed where the end of the text stood before."""
+
+    def __init__(self) -> None: ...
+    def sync(self, tokens: Sequence[int]) -> None: ...
+    def add_past(self, tokens: Sequence[int]) -> None: ...
+    def propose(self, n: int) -> tuple[list[int], int, int, int]:
+        """(tokens, match_length, n_sources, n_agreeing); no tokens: nothing found."""
+
+class GrammarAhead:
+    """For tests and benchmarks: the grammar in a sampler chain, looked ahead without changing the chain."""
+
+    def __init__(self, sampler: int, vocab: int, *, patience_ms: float = 3.0) -> None:
+        """Addresses of a llama_sampler, which must live on, and a llama_vocab. Calls of `forced` that take longer than
+        `patience_ms` stop, and become rare. Raises ValueError without a grammar."""
+
+    def allowed(self, tokens: Sequence[int]) -> list[bool]: ...
+    def accept(self, token: int) -> None:
+        """Raises ValueError where the grammar forbids the token."""
+
+    def rewind(self) -> None: ...
+    def forced(self, n: int, written: Sequence[int] = ()) -> list[int]:
+        """Tokens that the grammar forces; optional white space is guessed from `written`, the text before."""
+
 class Drafter:
     def __init__(
         self,

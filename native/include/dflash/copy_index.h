@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "dflash/chained_text.h"
+
 namespace dflash {
 
 struct CopyProposal {
@@ -20,19 +22,33 @@ struct CopyProposal {
 class CopyIndex {
   public:
     static constexpr std::int32_t min_match = 2;
-    static constexpr std::int32_t max_match = 64;    // longer matches count as this long
-    static constexpr std::int32_t max_sources = 32;  // places looked at per proposal
+    static constexpr std::int32_t max_match = 64;      // longer matches count as this long
+    static constexpr std::int32_t max_sources = 32;    // places looked at per proposal
+    static constexpr std::int32_t max_steps = 64;      // links of a chain followed, hash collisions included
+    static constexpr std::int32_t max_past = 1 << 18;  // tokens
 
     /// Makes the indexed text equal to `tokens`: cuts back to the common prefix, then appends. Constant time per
-    /// changed token.
+    /// changed token, and a comparison of what stays (memory speed).
     void sync(std::span<const llama_token> tokens);
     /// Text of earlier conversations, searched after the present one; the oldest goes first when `max_past` is full.
+    /// Nothing is matched or proposed across the border between two of them.
     void add_past(std::span<const llama_token> tokens);
-    static constexpr std::int32_t max_past = 1 << 18;  // tokens
 
     /// What may follow the text's end: the longest match, the latest among equals, at most n tokens. A proposal may run
     /// into itself (a loop goes on as a loop).
     [[nodiscard]] CopyProposal propose(std::int32_t n) const;
+
+    /// Chain links and tokens compared by the last propose(), for tests of its bound.
+    [[nodiscard]] std::int64_t work() const noexcept { return work_; }
+
+  private:
+    struct Best;
+    void look(const ChainedText & where, std::int32_t place, std::vector<llama_token> & nexts, Best & best) const;
+    [[nodiscard]] std::int32_t match_at(std::span<const llama_token> where, std::int32_t place) const;
+
+    ChainedText present_{min_match};
+    ChainedText past_{min_match};  // conversations, a border token after each
+    mutable std::int64_t work_ = 0;
 };
 
 }  // namespace dflash
