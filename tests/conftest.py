@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,11 @@ from support.llama_options import MODEL_OPTIONS
 from support.random_drafter import GEMMA_TAPS, write_random_drafter
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # Measured costs of this session only, and none of the user's.
+    folder = tempfile.TemporaryDirectory(prefix="dflash-costs-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["DFLASH_CACHE_DIR"] = folder.name
     # Started in the background by a shell, Ctrl-C is ignored, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

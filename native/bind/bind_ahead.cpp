@@ -31,9 +31,10 @@ std::tuple<Tokens, std::int32_t, std::int32_t, std::int32_t> propose(const CopyI
 void open_grammar(GrammarAhead * self, std::uintptr_t sampler, std::uintptr_t vocab, double patience_ms) {
     // NOLINTBEGIN(performance-no-int-to-ptr): addresses cross from ctypes
     const auto * chain = reinterpret_cast<const llama_sampler *>(sampler);
-    auto bytes = std::make_shared<const VocabBytes>(reinterpret_cast<const llama_vocab *>(vocab));
+    const auto * words = reinterpret_cast<const llama_vocab *>(vocab);
     // NOLINTEND(performance-no-int-to-ptr)
-    auto grammar = GrammarAhead::of(chain, std::move(bytes));
+    std::shared_ptr<const VocabBytes> bytes;
+    auto grammar = GrammarAhead::of(chain, words, bytes);
     if (!grammar) {
         throw Error(ErrorCode::invalid_argument, "the sampler holds no grammar", "sampler");
     }

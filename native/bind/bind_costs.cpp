@@ -115,7 +115,26 @@ void init_costs(nb::module_ & m) {
             [](EngineHandle & self, double budget_ms) {
                 return cost_dict(self.without_gil([&] { return self.get().time_costs(budget_ms); }));
             },
-            "budget_ms"_a);
+            "budget_ms"_a)
+        .def(
+            "set_costs",
+            [](EngineHandle & self, const nb::dict & table) {
+                self.exclusive([&] { self.get().costs().set_table(cost_table(table)); });
+            },
+            "table"_a)
+        .def("costs", [](EngineHandle & self) { return cost_dict(self.get().costs().table()); })
+        .def("planner", [](const EngineHandle & self) {
+            const PlannerStatus status = self.get().planner().status();
+            nb::dict out;
+            out["draft_speed"] = status.draft_speed;
+            out["draft_tokens"] = status.draft_tokens;
+            out["needed_tokens"] = status.needed_tokens;
+            out["load"] = status.load;
+            out["trials"] = status.trials;
+            out["draft_strikes"] = status.draft_strikes;
+            out["chain_strikes"] = status.chain_strikes;
+            return out;
+        });
 }
 
 }  // namespace dflash::bind

@@ -73,7 +73,11 @@ nb::dict stats_dict(const Engine & engine) {
     out["plain_rounds"] = stats.plain_rounds;
     out["draft_n"] = stats.draft_n;
     out["draft_n_accepted"] = stats.draft_n_accepted;
+    out["copy_rounds"] = stats.copy_rounds;
+    out["copy_n_accepted"] = stats.copy_n_accepted;
     out["accepted_per_slot"] = stats.accepted_per_slot;
+    const CostModel & costs = engine.planner().costs();
+    out["plain_estimate_ms"] = costs.target_ms(1, engine.session().n_decoded()) + costs.rest_ms(1);
     out["plain_round_ms"] = stats.plain_round_ms;
     out["draft_round_ms"] = stats.draft_round_ms;
     out["target_ms"] = stats.sums.target;
@@ -116,8 +120,8 @@ std::string tap_mode_name(const EngineHandle & handle) {
 
 void init_engine(nb::module_ & m) {
     nb::class_<EngineHandle>(m, "Engine")
-        .def(nb::init<std::uintptr_t, std::uintptr_t, std::shared_ptr<Drafter>, const std::string &>(), "model"_a,
-             "context_params"_a, "drafter"_a = nb::none(), nb::kw_only(), "tap_mode"_a = "auto")
+        .def(nb::init<std::uintptr_t, std::uintptr_t, std::shared_ptr<Drafter>, const std::string &, bool>(), "model"_a,
+             "context_params"_a, "drafter"_a = nb::none(), nb::kw_only(), "tap_mode"_a = "auto", "copies"_a = true)
         .def_prop_ro("ctx",
                      [](const EngineHandle & self) {
                          return self.closed() ? std::uintptr_t{0}
@@ -149,6 +153,12 @@ void init_engine(nb::module_ & m) {
             "append",
             [](EngineHandle & self, const std::vector<llama_token> & tokens) {
                 self.exclusive([&] { self.get().append(tokens); });
+            },
+            "tokens"_a)
+        .def(
+            "add_past",
+            [](EngineHandle & self, const std::vector<llama_token> & tokens) {
+                self.exclusive([&] { self.get().add_past(tokens); });
             },
             "tokens"_a)
         .def("reset", [](EngineHandle & self) { self.exclusive([&] { self.get().reset(); }); })

@@ -35,7 +35,7 @@ inline TapMode tap_mode_of(const std::string & name) {
 class EngineHandle {
   public:
     EngineHandle(std::uintptr_t model, std::uintptr_t params, std::shared_ptr<Drafter> drafter,
-                 const std::string & tap_mode) {
+                 const std::string & tap_mode, bool copies) {
         if (model == 0 || params == 0) {
             throw Error(ErrorCode::invalid_argument, "model and context_params must be addresses of llama.cpp objects");
         }
@@ -45,7 +45,7 @@ class EngineHandle {
         const auto & context_params = *reinterpret_cast<const llama_context_params *>(params);
         const TapMode mode = tap_mode_of(tap_mode);
         const nanobind::gil_scoped_release release;
-        engine_ = std::make_unique<Engine>(llama, context_params, std::move(drafter), mode);
+        engine_ = std::make_unique<Engine>(llama, context_params, std::move(drafter), mode, copies);
         engine_->target().set_interrupt_poll([this] {
             const nanobind::gil_scoped_acquire acquire;
             if (PyErr_CheckSignals() == 0) {

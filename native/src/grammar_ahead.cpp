@@ -233,17 +233,18 @@ class GrammarAhead::Walk {
     bool too_slow_ = false;
 };
 
-std::unique_ptr<GrammarAhead> GrammarAhead::of(const llama_sampler * sampler, std::shared_ptr<const VocabBytes> bytes) {
-    if (!bytes) {
-        throw Error(ErrorCode::invalid_argument, "a grammar can only be looked ahead with the bytes of its vocabulary");
-    }
+std::unique_ptr<GrammarAhead> GrammarAhead::of(const llama_sampler * sampler, const llama_vocab * vocab,
+                                               std::shared_ptr<const VocabBytes> & bytes) {
     // Only read: applying a grammar changes nothing but the candidates. The API has no const for it.
     auto * chain = const_cast<llama_sampler *>(sampler);
-    llama_sampler * grammar = find_grammar(chain, grammar_interface(bytes->vocab()), 8);
+    llama_sampler * grammar = find_grammar(chain, grammar_interface(vocab), 8);
     if (grammar == nullptr) {
         return nullptr;
     }
-    return std::unique_ptr<GrammarAhead>(new GrammarAhead(grammar, std::move(bytes)));
+    if (!bytes) {
+        bytes = std::make_shared<const VocabBytes>(vocab);
+    }
+    return std::unique_ptr<GrammarAhead>(new GrammarAhead(grammar, bytes));
 }
 
 std::unique_ptr<GrammarAhead> GrammarAhead::clone() const {

@@ -45,7 +45,8 @@ void Session::append(std::span<const llama_token> tokens) {
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
 }
 
-void Session::commit(const DecodeRecord & record, std::span<const llama_token> emitted, const RoundTimes & times) {
+void Session::commit(const DecodeRecord & record, std::span<const llama_token> emitted, const RoundTimes & times,
+                     const CopyCount & copies) {
     assert(record.pos0 == n_decoded_);
     if (record.kind == RoundKind::draft) {
         tokens_.resize(static_cast<std::size_t>(record.pos0) +
@@ -54,7 +55,7 @@ void Session::commit(const DecodeRecord & record, std::span<const llama_token> e
     tokens_.insert(tokens_.end(), emitted.begin(), emitted.end());
     n_decoded_ += record.n_kept;
     records_.push_back(record);
-    notes_.push_back({records_.size() - 1, record.kind == RoundKind::draft ? record.n_rows - 1 : 0, times});
+    notes_.push_back({records_.size() - 1, record.kind == RoundKind::draft ? record.n_rows - 1 : 0, copies, times});
 }
 
 std::int32_t Session::truncate(std::int32_t n) {
@@ -163,6 +164,8 @@ RunStats Session::stats() const {
         stats.draft_n += note.drafted;
         const std::int32_t accepted = record.n_emitted - 1;
         stats.draft_n_accepted += accepted;
+        stats.copy_rounds += note.copies.rows > 0 ? 1 : 0;
+        stats.copy_n_accepted += std::min(note.copies.accepted, accepted);  // a cut may have taken some
         const auto depth = static_cast<std::size_t>(record.depth());
         stats.accepted_per_slot.resize(std::max(stats.accepted_per_slot.size(), depth), 0);
         for (std::int32_t slot = 0; slot < accepted; ++slot) {

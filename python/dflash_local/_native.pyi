@@ -233,6 +233,9 @@ class Engine:
     def append(self, tokens: Sequence[int]) -> None:
         """Adds tokens after the committed ones, as more prompt."""
 
+    def add_past(self, tokens: Sequence[int]) -> None:
+        """Text of an earlier conversation, to copy from."""
+
     def reset(self) -> None: ...
     def cancel(self) -> None:
         """From any thread: the running call raises Cancelled as soon as it can."""

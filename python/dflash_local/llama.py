@@ -239,9 +239,13 @@ class Llama(EngineLlama):
         self._open_batch(self.context_params.n_ctx)
 
     def _open_engine(self, pair: Pair) -> None:
-        self._engine = runtime.open_engine(self._model, self.context_params, pair).engine
+        opened = runtime.open_engine(
+            self._model, self.context_params, pair, n_gpu_layers=self.model_params.n_gpu_layers
+        )
+        self._engine = opened.engine
         context = EngineContext(self._engine, self._model, self.context_params, self.verbose)
         self._ctx = self._stack.enter_context(contextlib.closing(context))
+        self._stack.callback(opened.keep_costs)
         self._open_batch(1)
 
     def _open_batch(self, n_seq_max: int) -> None:

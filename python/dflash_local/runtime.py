@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llama_cpp._internals import LlamaModel
 
-from dflash_local import tune
+from dflash_local import costs, tune
 from dflash_local._errors import Error, ModelLoadError, OutOfMemory
 from dflash_local._interrupt import held_interrupt
 from dflash_local._llama_log import captured_errors, set_verbose
@@ -114,18 +114,54 @@ def make_context_params(
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """`pair` says what became of the drafter."""
+    """`pair` says what became of the drafter. Call `keep_costs` before the engine is closed."""
 
     engine: native.Engine
     pair: Pair
+    keep_costs: Callable[[], None]
 
 
-def open_engine(model: LlamaModel, context_params: Any, pair: Pair, notify: Notify = lambda _: None) -> OpenedEngine:
-    """Engine on `model`, with the pair's drafter where it can be loaded, on the device of the target's head.
+def open_engine(
+    model: LlamaModel,
+    context_params: Any,
+    pair: Pair,
+    *,
+    n_gpu_layers: int = 0,
+    notify: Notify = lambda _: None,
+    note: Notify = lambda _: None,
+) -> OpenedEngine:
+    """Engine on `model`, with the pair's drafter where it can be loaded, on the device of the target's head, and with
+    measured costs of rounds where it may draft.
 
     Its context takes draft trees of MAX_LEAVES leaves with a drafter, else one sequence. A drafter that fails while
-    loading raises where the user named it, else ends in a warning and plain decoding."""
+    loading raises where the user named it, else ends in a warning and decoding without it. `note` gets lines that only
+    a curious user wants."""
     check_context_fits(model.metadata(), context_params)
+    engine, pair = _make_engine(model, context_params, pair, notify)
+    if pair.kind is None:
+        return OpenedEngine(engine, pair, lambda: None)
+    try:
+        key = costs.key_of(
+            pair, model.metadata(), context_params, tap_mode=engine.tap_mode, n_gpu_layers=n_gpu_layers
+        )
+        table = costs.prior(engine, key, warn=notify, note=note)
+        if table is not None:
+            engine.set_costs(table)
+    except BaseException:
+        engine.close()
+        raise
+
+    def keep_costs() -> None:
+        learned = engine.costs()
+        if learned["widths"] and learned != table:
+            problem = costs.store(key, learned)
+            if problem:
+                note(problem)
+
+    return OpenedEngine(engine, pair, keep_costs)
+
+
+def _make_engine(model: LlamaModel, context_params: Any, pair: Pair, notify: Notify) -> tuple[native.Engine, Pair]:
     address = ctypes.addressof(context_params)
     if pair.drafter is not None:
         try:
@@ -137,19 +173,20 @@ def open_engine(model: LlamaModel, context_params: Any, pair: Pair, notify: Noti
                 device="auto",
             )
             context_params.n_seq_max, context_params.kv_unified = MAX_LEAVES, True
-            return OpenedEngine(native.Engine(model.model, address, drafter, copies=pair.copies), pair)
+            return native.Engine(model.model, address, drafter, copies=pair.copies), pair
         except Error as error:
             if pair.explicit:
                 raise
             notify(f"warning: decoding without a drafter: {error}")
             pair = pair.declined(str(error))
     context_params.n_seq_max = 1
-    return OpenedEngine(native.Engine(model.model, address, copies=pair.copies), pair)
+    return native.Engine(model.model, address, copies=pair.copies), pair
 
 
-def _release(engine: native.Engine, model: LlamaModel) -> None:
+def _release(opened: OpenedEngine, model: LlamaModel) -> None:
     # The context must go before the model; the drafter goes with the engine's last reference.
-    engine.close()
+    opened.keep_costs()
+    opened.engine.close()
     model.close()
 
 
@@ -157,16 +194,16 @@ class Runtime:
     """A loaded target, its engine and perhaps its drafter. Close it, or use it as a context manager."""
 
     def __init__(
-        self, model: LlamaModel, engine: native.Engine, pair: Pair, tuning: tune.Tuning, memory: DraftMemory | None
+        self, model: LlamaModel, opened: OpenedEngine, tuning: tune.Tuning, memory: DraftMemory | None
     ) -> None:
         self.model = model
-        self.engine = engine
-        self.pair = pair
+        self.engine = opened.engine
+        self.pair = opened.pair
         self.tuning = tuning
-        self.draft_memory = memory if pair.drafter is not None else None
+        self.draft_memory = memory if opened.pair.drafter is not None else None
         self.metadata: dict[str, str] = model.metadata()
         self.vocab = Vocab(model.vocab)
-        self._finalizer = weakref.finalize(self, _release, engine, model)
+        self._finalizer = weakref.finalize(self, _release, opened, model)
 
     @property
     def name(self) -> str:
@@ -250,8 +287,15 @@ def load_runtime(
                 notify(f"warning: a context of {n_ctx} tokens is more than the {trained} this model was trained for")
             tuning = tune_model(loaded, n_ctx, n_threads=n_threads, flash_attn=flash_attn, type_v=type_v, gpu=gpu)
             params = make_context_params(tuning, n_ctx=n_ctx, n_batch=min(n_batch, n_ctx), type_k=type_k, type_v=type_v)
-            opened = open_engine(loaded, params, pair, notify)
+            opened = open_engine(
+                loaded,
+                params,
+                pair,
+                n_gpu_layers=n_gpu_layers if gpu else 0,
+                notify=notify,
+                note=notify if verbose else lambda _: None,
+            )
         except BaseException:
             loaded.close()
             raise
-        return Runtime(loaded, opened.engine, opened.pair, tuning, memory)
+        return Runtime(loaded, opened, tuning, memory)

@@ -86,6 +86,7 @@ class FakeEngine:
     closed: int = 0
     kept: int = 0
     truncations: list[int] = field(default_factory=list)
+    past: list[int] = field(default_factory=list)
     asked: set[tuple[int, int]] = field(default_factory=set)  # draft_rows and draft_leaves of the rounds
 
     def __post_init__(self) -> None:
@@ -162,6 +163,9 @@ class FakeEngine:
 
     def append(self, tokens: Sequence[int]) -> None:
         self._tokens += tokens
+
+    def add_past(self, tokens: Sequence[int]) -> None:
+        self.past += tokens
 
     def reset(self) -> None:
         self._tokens, self._rounds, self._begun = [], [], 0

@@ -3,6 +3,7 @@
 
 #include <llama.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,13 +16,18 @@
 #include "dflash/cost_model.h"
 #include "dflash/draft_tree.h"
 #include "dflash/drafter.h"
+#include "dflash/grammar_ahead.h"
 #include "dflash/llama_bridge.h"
-#include "dflash/planner.h"
+#include "dflash/round_planner.h"
 #include "dflash/session.h"
+#include "dflash/verifier.h"
+#include "dflash/vocab_bytes.h"
 
 namespace dflash {
 
 constexpr std::int32_t draft_auto = -1;
+
+using RoundClock = std::chrono::steady_clock;
 
 struct RoundOptions {
     std::int32_t draft_rows = draft_auto;  // draft_auto: the planner decides; 0: plain; n: verify n drafted rows
@@ -29,6 +35,15 @@ struct RoundOptions {
     std::int32_t max_emit = INT32_MAX;
     bool all_logits = false;          // keep the logits of every row, also of waiting prompt tokens
     std::function<void()> on_sample;  // before each sampled node; may throw, then nothing of the round remains
+};
+
+/// What a round verifies, and how it came about. An empty tree: one row.
+struct RoundPlan {
+    RoundSource source = RoundSource::plain;
+    DraftTree tree;
+    double draft_ms = 0.0;
+    std::int32_t draft_slots = 0;
+    RoundClock::time_point start{};
 };
 
 struct ReplayResult {
@@ -41,14 +56,17 @@ struct ReplayResult {
 /// agree again and nothing of the failed call remains.
 class Engine {
   public:
-    /// `drafter` may be null. Throws what TargetContext throws.
-    Engine(llama_model * model, const llama_context_params & params, std::shared_ptr<Drafter> drafter,
-           TapMode tap_mode);
+    /// `drafter` may be null; `copies`: draft what repeats itself in the text. Throws what TargetContext throws.
+    Engine(llama_model * model, const llama_context_params & params, std::shared_ptr<Drafter> drafter, TapMode tap_mode,
+           bool copies);
 
     [[nodiscard]] TargetContext & target() noexcept { return target_; }
     [[nodiscard]] const TargetContext & target() const noexcept { return target_; }
     [[nodiscard]] const Session & session() const noexcept { return session_; }
-    [[nodiscard]] const Planner & planner() const noexcept { return planner_; }
+    [[nodiscard]] const RoundPlanner & planner() const noexcept { return planner_; }
+    [[nodiscard]] CostModel & costs() noexcept { return planner_.costs(); }
+    /// Text of an earlier conversation, to copy from.
+    void add_past(std::span<const llama_token> tokens) { copies_.add_past(tokens); }
     [[nodiscard]] bool has_drafter() const noexcept { return drafter_ != nullptr; }
     /// Rows decoded, the ones whose node is being sampled included.
     [[nodiscard]] std::int32_t n_decoded() const noexcept { return session_.n_decoded() + walked_rows_; }
@@ -95,18 +113,29 @@ class Engine {
     class TimingGuard;
 
     void decode_prompt_chunk(std::int32_t n_rows, bool last, bool all_logits);
-    std::vector<llama_token> plain_round(llama_sampler * sampler, const RoundOptions & options);
-    std::vector<llama_token> draft_round(llama_sampler * sampler, const RoundOptions & options, std::int32_t n_draft);
+    [[nodiscard]] bool may_draft(const RoundOptions & options) const;
+    RoundPlan plan_round(llama_sampler * sampler, const RoundOptions & options);
+    RoundPlan plan_fixed(llama_sampler * sampler, const RoundOptions & options);
+    [[nodiscard]] DraftTree fixed_tree(const RoundOptions & options, const RoundPlan & plan) const;
+    void gather_offer(llama_sampler * sampler, std::int32_t n);
+    void prune_candidates();  // those that the grammar forbids
     bool make_draft(std::int32_t n_slots, double & draft_ms);
-    [[nodiscard]] DraftTree make_tree(const RoundOptions & options, std::int32_t n_draft) const;
+    [[nodiscard]] std::int32_t most_nodes() const;
+    [[nodiscard]] std::int32_t slots_to_draft(const RoundOptions & options) const;
+
+    std::vector<llama_token> plain_round(llama_sampler * sampler, const RoundOptions & options, const RoundPlan & plan);
+    std::vector<llama_token> draft_round(llama_sampler * sampler, const RoundOptions & options, const RoundPlan & plan);
+    Walk walk_tree(llama_sampler * sampler, const RoundOptions & options, const DraftTree & tree);
+    [[nodiscard]] static CopyCount count_copies(const DraftTree & tree, std::span<const std::int32_t> kept_rows);
+    void observe_draft(const RoundPlan & plan, const Walk & path, std::int32_t pos0, const RoundTimes & times,
+                       const RoundOptions & options);
+    [[nodiscard]] bool ends_text(llama_token token) const;
     void keep_taps(std::int32_t pos0, std::int32_t n_rows);                      // the first rows of the last decode
     void keep_taps(std::int32_t pos0, std::span<const std::int32_t> kept_rows);  // some of them
     void keep_features(std::int32_t pos0, std::span<const float> taps);
     void inject(std::int32_t pos0, std::span<const float> taps);
     void rewind_memories(std::int32_t pos);
     [[nodiscard]] bool restore_memory(std::span<const std::uint8_t> memory);
-    [[nodiscard]] std::int32_t slots_to_draft(const RoundOptions & options) const;
-    [[nodiscard]] std::int32_t rows_to_draft(const RoundOptions & options);
     [[nodiscard]] bool wants_taps(std::int32_t last_pos) const;
     void check_tokens(std::span<const llama_token> tokens) const;
     llama_token sample_row(llama_sampler * sampler, std::int32_t row);  // row of the last batch
@@ -118,7 +147,21 @@ class Engine {
     std::shared_ptr<Drafter> drafter_;
     TargetContext target_;
     Session session_;
-    Planner planner_;
+    /// A forced text or a copy that may follow the anchor.
+    struct Offer {
+        std::vector<llama_token> chain;
+        NodeSource source = NodeSource::copy;
+        std::int32_t match_length = 0;
+        std::int32_t n_sources = 0;
+        std::int32_t n_agreeing = 0;
+    };
+
+    RoundPlanner planner_;
+    CopyIndex copies_;
+    bool can_copy_;
+    Offer offer_;
+    std::unique_ptr<GrammarAhead> grammar_;  // of the sampler of the last round, null: it has none
+    std::shared_ptr<const VocabBytes> vocab_bytes_;
     DraftCandidates candidates_;
     std::vector<float> gathered_;            // features of kept rows that do not lie side by side
     std::vector<llama_token_data> sampled_;  // [n_vocab], what the sampler chain works on

@@ -21,8 +21,12 @@ class GrammarAhead {
     static constexpr std::int32_t max_bytes = 96;  // of text that one call of forced() looks ahead
     using Patience = std::chrono::microseconds;
 
-    /// Null where `sampler` (a chain, or a sampler) holds no grammar sampler of llama.cpp.
-    static std::unique_ptr<GrammarAhead> of(const llama_sampler * sampler, std::shared_ptr<const VocabBytes> bytes);
+    /// Null where `sampler` (a chain, or a sampler) holds no grammar sampler of llama.cpp. `bytes` is made where it is
+    /// null and needed.
+    static std::unique_ptr<GrammarAhead> of(const llama_sampler * sampler, const llama_vocab * vocab,
+                                            std::shared_ptr<const VocabBytes> & bytes);
+    /// Do both look at the very same sampler?
+    [[nodiscard]] bool same_source(const GrammarAhead & other) const noexcept { return source_ == other.source_; }
 
     [[nodiscard]] std::unique_ptr<GrammarAhead> clone() const;
     /// A call of forced() that takes longer stops, and the next calls are answered with nothing: one, then three, ...

@@ -56,6 +56,12 @@ struct RoundTimes {
     double total = 0.0;
 };
 
+/// Rows of a draft round that were copies of what stands in the text.
+struct CopyCount {
+    std::int32_t rows = 0;
+    std::int32_t accepted = 0;
+};
+
 struct RunStats {
     std::int32_t prompt_n = 0;
     std::int32_t reused_n = 0;
@@ -66,6 +72,8 @@ struct RunStats {
     std::int32_t plain_rounds = 0;
     std::int32_t draft_n = 0;
     std::int32_t draft_n_accepted = 0;
+    std::int32_t copy_rounds = 0;
+    std::int32_t copy_n_accepted = 0;
     std::vector<std::int32_t> accepted_per_slot;
     double plain_round_ms = 0.0;  // medians of one-row and of draft rounds
     double draft_round_ms = 0.0;
@@ -94,7 +102,8 @@ class Session {
     std::int32_t begin(std::span<const llama_token> prompt, bool reuse);
     void append(std::span<const llama_token> tokens);
     /// Commits one decode: `n_kept` of its rows, then the emitted tokens, and its times.
-    void commit(const DecodeRecord & record, std::span<const llama_token> emitted, const RoundTimes & times);
+    void commit(const DecodeRecord & record, std::span<const llama_token> emitted, const RoundTimes & times,
+                const CopyCount & copies = {});
     /// A token that the walk in progress has accepted: visible in tokens() until commit() or drop_walked().
     void show_walked(llama_token token) { tokens_.push_back(token); }
     void drop_walked(std::int32_t n_tokens) { tokens_.resize(static_cast<std::size_t>(n_tokens)); }
@@ -128,6 +137,7 @@ class Session {
     struct RoundNote {
         std::size_t record;
         std::int32_t drafted;  // rows beyond the anchor
+        CopyCount copies;
         RoundTimes times;
     };
 

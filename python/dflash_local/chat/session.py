@@ -141,6 +141,9 @@ class ChatSession:
         dropped = 0
         # Twice the reserve, so that not every turn from now on has to drop one and decode the rest anew.
         room = n_ctx - reserve
+        if len(tokens) > room and len(self.messages) > 1:
+            # What is dropped from the context can still be copied from.
+            self.runtime.engine.add_past([int(token) for token in self.runtime.engine.tokens])
         while len(tokens) > room and len(self.messages) > 1:
             self._drop_turn()
             dropped += 1
