@@ -235,6 +235,9 @@ class GrammarAhead::Walk {
 
 std::unique_ptr<GrammarAhead> GrammarAhead::of(const llama_sampler * sampler, const llama_vocab * vocab,
                                                std::shared_ptr<const VocabBytes> & bytes) {
+    if (vocab == nullptr) {
+        throw Error(ErrorCode::invalid_argument, "a grammar can only be looked ahead with its vocabulary");
+    }
     // Only read: applying a grammar changes nothing but the candidates. The API has no const for it.
     auto * chain = const_cast<llama_sampler *>(sampler);
     llama_sampler * grammar = find_grammar(chain, grammar_interface(vocab), 8);
