@@ -30,20 +30,25 @@ constexpr std::int32_t near_cells = 256;  // llama.cpp reads cells in steps of 2
 constexpr std::int32_t far_cells = 2048;
 constexpr double attention_budget_ms = 0.5;  // for each timing of the attention alone
 constexpr std::int32_t injected_rows = 4;
-constexpr int draft_runs = 3;
-constexpr int sample_runs = 3;
+constexpr int most_runs = 3;          // of a draft pass, of a sampler
+constexpr double target_share = 0.7;  // of the budget, for target batches; the rest is for draft passes and attention
+constexpr double part_share = 0.05;   // of the budget, for each repeated part
 
 double ms_since(Clock::time_point start) {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+/// Of a few runs, fewer where they take more than limit_ms together.
 template <typename Work>
-double shortest_ms(int runs, Work && work) {
+double shortest_ms(double limit_ms, Work && work) {
     double best = std::numeric_limits<double>::infinity();
-    for (int i = 0; i < runs; ++i) {
+    double spent = 0.0;
+    for (int i = 0; i < most_runs && (i == 0 || spent < limit_ms); ++i) {
         const Clock::time_point start = Clock::now();
         work();
-        best = std::min(best, ms_since(start));
+        const double ms = ms_since(start);
+        best = std::min(best, ms);
+        spent += ms;
     }
     return best;
 }
@@ -152,12 +157,12 @@ double Engine::time_slope(std::int32_t n_rows) const {
     return std::max(0.0, far_ms - near_ms) * llama_model_n_layer(target_.model()) / (cells - near_cells);
 }
 
-void Engine::time_draft(CostTable & table) {
+void Engine::time_draft(CostTable & table, double limit_ms) {
     time_batch(std::min({injected_rows, target_.n_chunk(), target_.n_ctx()}));
     const std::vector<float> taps(target_.taps().begin(), target_.taps().end());
     DraftContext & context = *session_.draft_context;
     const auto pass_ms = [&](std::int32_t n_slots) {
-        return shortest_ms(draft_runs, [&] {
+        return shortest_ms(limit_ms, [&] {
             context.clear();
             drafter_->draft(context, 0, taps, 0, candidates_, n_slots);
         });
@@ -188,7 +193,7 @@ CostTable Engine::time_costs(double budget_ms) {
                                                      " tokens are: reset the conversation first");
     }
     const double first_ms = time_batch(1);
-    const double affordable = std::min(std::max(min_budget_ms, batches_afforded * first_ms), budget_ms);
+    const double affordable = std::min(std::max(min_budget_ms, batches_afforded * first_ms), target_share * budget_ms);
     TimingPlan plan(affordable, std::min(target_.n_chunk(), target_.n_ctx()));
     plan.record(1, first_ms);
     while (const std::int32_t rows = plan.next()) {
@@ -201,7 +206,9 @@ CostTable Engine::time_costs(double budget_ms) {
         slopes.push_back(time_slope(time.rows));
     }
     // The clock may have changed since the batches were timed: one row again tells by how much.
-    const double clock = std::clamp(times.front().ms / std::min(time_batch(1), time_batch(1)), 0.5, 2.0);
+    const double one_ms = times.front().ms;
+    const bool cheap = one_ms < part_share * budget_ms;
+    const double clock = cheap ? std::clamp(one_ms / std::min(time_batch(1), time_batch(1)), 0.5, 2.0) : 1.0;
     CostTable table;
     const double seen = std::min(near_cells, target_.n_ctx());
     for (std::size_t i = 0; i < times.size(); ++i) {
@@ -212,9 +219,9 @@ CostTable Engine::time_costs(double budget_ms) {
     }
     // The logits of the last batch are still there.
     const auto sampler = usual_sampler();
-    table.rest_ms = shortest_ms(sample_runs, [&] { sample_row(sampler.get(), 0); });
+    table.rest_ms = shortest_ms(part_share * budget_ms, [&] { sample_row(sampler.get(), 0); });
     if (drafter_ && failure_.empty()) {
-        time_draft(table);
+        time_draft(table, part_share * budget_ms);
     }
     return table;
 }

@@ -105,7 +105,7 @@ class Engine {
     [[nodiscard]] std::int32_t output_row(std::int32_t row) const;      // as for logits()
     void drafter_failed(const std::string & why);
     [[nodiscard]] double time_slope(std::int32_t n_rows) const;  // ms per cell of context of one such batch
-    void time_draft(CostTable & table);
+    void time_draft(CostTable & table, double limit_ms);
 
     std::shared_ptr<Drafter> drafter_;
     TargetContext target_;
