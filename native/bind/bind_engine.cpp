@@ -45,10 +45,11 @@ llama_sampler * sampler_of(std::uintptr_t address) {
 }
 
 std::vector<llama_token> run_round(EngineHandle & handle, std::uintptr_t sampler, std::int32_t draft_rows,
-                                   std::int64_t max_emit, bool all_logits,
+                                   std::int32_t draft_leaves, std::int64_t max_emit, bool all_logits,
                                    const std::optional<nb::callable> & on_sample) {
     RoundOptions options;
     options.draft_rows = draft_rows;
+    options.draft_leaves = draft_leaves;
     options.max_emit = static_cast<std::int32_t>(std::clamp<std::int64_t>(max_emit, 0, INT32_MAX));
     options.all_logits = all_logits;
     if (on_sample) {
@@ -124,6 +125,7 @@ void init_engine(nb::module_ & m) {
                      })
         .def_prop_ro("n_ctx", [](const EngineHandle & self) { return self.get().target().n_ctx(); })
         .def_prop_ro("n_batch", [](const EngineHandle & self) { return self.get().target().n_chunk(); })
+        .def_prop_ro("max_leaves", [](const EngineHandle & self) { return self.get().target().max_leaves(); })
         .def_prop_ro("tap_mode", &tap_mode_name)
         .def("close", &EngineHandle::close)
         .def_prop_ro(
@@ -138,8 +140,8 @@ void init_engine(nb::module_ & m) {
             },
             "prompt"_a, "reuse"_a = true)
         .def("prefill", [](EngineHandle & self) { return self.without_gil([&] { return self.get().prefill(); }); })
-        .def("round", &run_round, "sampler"_a, nb::kw_only(), "draft_rows"_a = draft_auto, "max_emit"_a = 1 << 30,
-             "all_logits"_a = false, "on_sample"_a = nb::none())
+        .def("round", &run_round, "sampler"_a, nb::kw_only(), "draft_rows"_a = draft_auto, "draft_leaves"_a = 1,
+             "max_emit"_a = 1 << 30, "all_logits"_a = false, "on_sample"_a = nb::none())
         .def(
             "truncate", [](EngineHandle & self, std::int32_t n) { self.exclusive([&] { self.get().truncate(n); }); },
             "n"_a)

@@ -88,7 +88,7 @@ class ByteReader {
     std::span<const std::byte> data_;
 };
 
-constexpr std::uint32_t state_version = 1;
+constexpr std::uint32_t state_version = 2;
 
 /// Reads the magic number and version that begin every saved state. Throws Error(invalid_argument).
 inline void check_state_header(ByteReader & in, std::uint32_t magic) {

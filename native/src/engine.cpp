@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <limits>
 #include <numeric>
@@ -140,42 +141,6 @@ void Engine::reset() {
     target_.clear_cancel();
 }
 
-bool Engine::wants_taps(std::int32_t last_pos) const {
-    if (!drafter_ || !failure_.empty()) {
-        return false;
-    }
-    // Only positions that the drafter will still see once the whole prompt is in.
-    return last_pos >= session_.n_tokens() - session_.draft_context->capacity();
-}
-
-void Engine::keep_taps(std::int32_t pos0, std::int32_t n_rows) {
-    const auto n_floats = static_cast<std::size_t>(n_rows) * static_cast<std::size_t>(target_.feature_size());
-    const std::span<const float> taps = target_.taps().first(n_floats);
-    PendingTaps & pending = session_.pending();
-    if (n_rows >= max_pending_rows) {
-        inject(pending.pos0, pending.rows);
-        inject(pos0, taps);
-        return;
-    }
-    session_.push_taps(pos0, taps);
-    if (pending.rows.size() >=
-        static_cast<std::size_t>(max_pending_rows) * static_cast<std::size_t>(target_.feature_size())) {
-        inject(pending.pos0, pending.rows);
-    }
-}
-
-void Engine::inject(std::int32_t pos0, std::span<const float> taps) {
-    if (!taps.empty() && failure_.empty()) {
-        try {
-            drafter_->inject(*session_.draft_context, pos0, taps);
-        } catch (const Error & error) {
-            drafter_failed(error.what());
-        }
-    }
-    session_.pending().rows.clear();
-    session_.pending().pos0 = session_.draft_context->end();
-}
-
 void Engine::decode_prompt_chunk(std::int32_t n_rows, bool last, bool all_logits) {
     const std::int32_t pos0 = session_.n_decoded();
     std::vector<Row> rows;
@@ -276,22 +241,32 @@ llama_token Engine::sample_row(llama_sampler * sampler, std::int32_t row) {
     }
 }
 
+std::int32_t Engine::slots_to_draft(const RoundOptions & options) const {
+    return std::min({drafter_->spec().block_size - 1, target_.n_ctx() - session_.n_decoded() - 1, target_.n_chunk() - 1,
+                     options.max_emit - 1});
+}
+
 std::int32_t Engine::rows_to_draft(const RoundOptions & options) {
     const bool first = !session_.has_emitted();
     if (!drafter_ || !failure_.empty() || options.draft_rows == 0 || session_.n_pending() != 1 || first) {
         return 0;
     }
-    const std::int32_t slots = std::min({drafter_->spec().block_size - 1, target_.n_ctx() - session_.n_decoded() - 1,
-                                         target_.n_chunk() - 1, options.max_emit - 1});
+    const std::int32_t slots = slots_to_draft(options);
     if (slots < 1) {
         return 0;
     }
-    return options.draft_rows == draft_auto ? planner_.decide(slots) : std::min(options.draft_rows, slots);
+    if (options.draft_rows == draft_auto) {
+        return planner_.decide(slots);
+    }
+    const bool tree = std::min(options.draft_leaves, target_.max_leaves()) > 1;
+    const std::int32_t room = tree ? std::min(target_.n_ctx() - session_.n_decoded(), target_.n_chunk()) - 1 : slots;
+    return std::min(options.draft_rows, room);
 }
 
 std::vector<llama_token> Engine::round(llama_sampler * sampler, const RoundOptions & options) {
-    if (sampler == nullptr || options.max_emit < 1 || options.draft_rows < draft_auto) {
-        throw Error(ErrorCode::invalid_argument, "round needs a sampler, max_emit >= 1 and draft_rows >= -1");
+    if (sampler == nullptr || options.max_emit < 1 || options.draft_rows < draft_auto || options.draft_leaves < 1) {
+        throw Error(ErrorCode::invalid_argument,
+                    "round needs a sampler, max_emit >= 1, draft_rows >= -1 and draft_leaves >= 1");
     }
     while (prefill()) {
     }
@@ -357,19 +332,33 @@ bool Engine::make_draft(std::int32_t n_slots, double & draft_ms) {
     return true;
 }
 
+DraftTree Engine::make_tree(const RoundOptions & options, std::int32_t n_draft) const {
+    const std::int32_t leaves = std::min({options.draft_leaves, target_.max_leaves(), max_tree_leaves});
+    if (leaves == 1 || options.draft_rows == draft_auto) {
+        return DraftTree::chain(candidates_, n_draft);
+    }
+    std::vector<float> probs(candidates_.log_probs.size());
+    std::ranges::transform(candidates_.log_probs, probs.begin(), [](float log_prob) { return std::exp(log_prob); });
+    TreeInputs inputs;
+    inputs.candidates = &candidates_;
+    inputs.probs = probs;
+    return DraftTree::grow(inputs, {.max_nodes = n_draft, .max_leaves = leaves, .seed_depth = 0});
+}
+
 std::vector<llama_token> Engine::draft_round(llama_sampler * sampler, const RoundOptions & options,
                                              std::int32_t n_draft) {
     const Clock::time_point start = Clock::now();
     RoundTimes times;
-    if (!make_draft(n_draft, times.draft)) {
+    if (!make_draft(std::min(n_draft, slots_to_draft(options)), times.draft)) {
         return plain_round(sampler, options);
     }
-    const DraftTree tree = DraftTree::chain(candidates_, n_draft);
+    const DraftTree tree = make_tree(options, n_draft);
 
     RollbackGuard guard(*this);
     const std::int32_t pos0 = session_.n_decoded();
     const std::vector<Row> rows = verify_rows(tree, session_.tokens().back(), pos0);
     const Clock::time_point decoding = Clock::now();
+    target_.share_prefix(n_leaves(rows), pos0);
     target_.decode(rows, true);
     times.target = ms_since(decoding);
 
@@ -389,18 +378,25 @@ std::vector<llama_token> Engine::draft_round(llama_sampler * sampler, const Roun
         walk(tree, options.max_emit, sample, [&](llama_token token) { return llama_vocab_is_eog(vocab, token); });
     times.sample = ms_since(sampling);
 
+    const auto n_rows = static_cast<std::int32_t>(rows.size());
     const auto n_kept = static_cast<std::int32_t>(path.emitted.size());
-    keep_taps(pos0, n_kept);
-    const bool rewound = n_kept == static_cast<std::int32_t>(rows.size()) || target_.rewind(pos0 + n_kept);
+    DecodeRecord record{pos0, n_rows, n_kept, n_kept, RoundKind::draft, true, true};
+    keep_taps(pos0, path.kept_rows);
+    bool rewound = true;
+    if (n_leaves(rows) > 1) {
+        target_.keep_leaf(leaf_of(rows[static_cast<std::size_t>(path.kept_rows.back())]), pos0, pos0 + n_kept);
+        record.tree = {parents_of(tree), path.kept_rows};
+    } else {
+        rewound = n_kept == n_rows || target_.rewind(pos0 + n_kept);
+    }
     times.total = ms_since(start);
-    session_.commit({pos0, static_cast<std::int32_t>(rows.size()), n_kept, n_kept, RoundKind::draft, true, true},
-                    path.emitted, times);
+    session_.commit(record, path.emitted, times);
     output_rows_ = path.kept_rows;
     guard.release();
     if (!rewound) {
         session_.forget_decoded();
     }
-    if (tree.size() == std::min(Planner::fixed_rows, drafter_->spec().block_size - 1)) {
+    if (record.tree.parents.empty() && tree.size() == std::min(Planner::fixed_rows, drafter_->spec().block_size - 1)) {
         planner_.observe_draft(times.total, n_kept);
     }
     return path.emitted;

@@ -43,6 +43,20 @@ std::vector<std::byte> Engine::save() {
     return out.take();
 }
 
+bool Engine::restore_memory(std::span<const std::uint8_t> memory) {
+    target_.rewind(0);
+    if (llama_state_seq_set_data(target_.get(), memory.data(), memory.size(), 0) == 0) {
+        return false;
+    }
+    // What moved would sum in another order than a replay does: it is decoded anew with what comes.
+    const std::int32_t in_place = positions_in_place(session_.records());
+    if (in_place < session_.n_decoded()) {
+        session_.keep_decoded(in_place);
+        rewind_memories(in_place);
+    }
+    return true;
+}
+
 void Engine::restore(std::span<const std::byte> bytes) {
     ByteReader in(bytes);
     check_state_header(in, engine_magic);
@@ -54,14 +68,13 @@ void Engine::restore(std::span<const std::byte> bytes) {
     in.finish();
     const std::vector<std::byte> before = save();
     session_.restore(session);
-    if (session_.n_tokens() > target_.n_ctx() ||
-        llama_state_seq_set_data(target_.get(), memory.data(), memory.size(), 0) == 0) {
+    if (session_.n_tokens() > target_.n_ctx() || !restore_memory(memory)) {
         ByteReader back(before);
         check_state_header(back, engine_magic);
         back.value<ModelMark>();
         const auto old_memory = back.array<std::uint8_t>();
         session_.restore(back.array<std::byte>());
-        if (llama_state_seq_set_data(target_.get(), old_memory.data(), old_memory.size(), 0) == 0) {
+        if (!restore_memory(old_memory)) {
             rewind_memories(0);
             session_.forget_decoded();
         }

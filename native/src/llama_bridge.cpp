@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <chrono>
 #include <cstring>
@@ -13,6 +14,7 @@
 
 #include "dflash/error.h"
 #include "dflash/llama_symbols.h"
+#include "leaf_sequences.h"
 
 namespace dflash {
 
@@ -110,9 +112,10 @@ struct TargetContext::Impl {
     std::vector<llama_token> tokens;
     std::vector<llama_pos> positions;
     std::vector<std::int32_t> n_seq_ids;
+    std::vector<llama_seq_id> seq_id_data;
     std::vector<llama_seq_id *> seq_ids;
     std::vector<std::int8_t> logits;
-    llama_seq_id seq_zero = 0;
+    LeafSequences leaves;
 
     [[nodiscard]] std::int32_t tap_index(const ggml_tensor * tensor) const {
         const std::string_view name{tensor->name};
@@ -197,13 +200,23 @@ struct TargetContext::Impl {
         const std::size_t n = rows.size();
         tokens.resize(n);
         positions.resize(n);
-        n_seq_ids.assign(n, 1);
-        seq_ids.assign(n, &seq_zero);
+        n_seq_ids.resize(n);
+        seq_ids.resize(n);
         logits.resize(n);
+        seq_id_data.clear();
         for (std::size_t i = 0; i < n; ++i) {
             tokens[i] = rows[i].token;
             positions[i] = rows[i].pos;
             logits[i] = static_cast<std::int8_t>(rows[i].logits || all_logits);
+            n_seq_ids[i] = std::popcount(rows[i].seqs);
+            for (std::uint32_t rest = rows[i].seqs; rest != 0; rest &= rest - 1) {
+                seq_id_data.push_back(std::countr_zero(rest));
+            }
+        }
+        llama_seq_id * next = seq_id_data.data();
+        for (std::size_t i = 0; i < n; ++i) {
+            seq_ids[i] = next;
+            next += n_seq_ids[i];
         }
     }
 
@@ -272,6 +285,13 @@ TargetContext::TargetContext(llama_model * model, llama_context_params params, s
     params.cb_eval_user_data = use_callback ? impl_.get() : nullptr;
     params.abort_callback = &Impl::abort_callback;
     params.abort_callback_data = impl_.get();
+    // Elsewhere each sequence costs a recurrent state or a window of its own.
+    const bool trees = params.kv_unified && has_dense_memory(model, architecture);
+    // llama.cpp reserves for a row per sequence.
+    const std::uint32_t chunk = params.n_ubatch == 0 ? params.n_batch : std::min(params.n_batch, params.n_ubatch);
+    const std::uint32_t most = trees ? std::min<std::uint32_t>(chunk, max_sequences) : 1;
+    params.n_seq_max = std::max(1U, std::min(params.n_seq_max, most));
+    self.leaves.set_most(static_cast<std::int32_t>(params.n_seq_max));
     self.ctx.reset(llama_init_from_model(model, params));
     if (!self.ctx) {
         throw Error(
@@ -313,6 +333,7 @@ void TargetContext::decode(std::span<const Row> rows, bool tap) {
         throw Error(ErrorCode::invalid_argument,
                     "a decode takes 1 to " + std::to_string(n_chunk()) + " rows, not " + std::to_string(rows.size()));
     }
+    self.leaves.check(rows);
     self.interrupted = false;
     if (Impl::abort_callback(&self)) {
         clear_cancel();
@@ -360,6 +381,7 @@ void TargetContext::decode(std::span<const Row> rows, bool tap) {
 
 bool TargetContext::rewind(llama_pos pos) {
     llama_memory_t memory = llama_get_memory(get());
+    impl_->leaves.rewind(memory, pos);
     if (llama_memory_seq_rm(memory, 0, pos, -1)) {
         const llama_pos window = llama_model_n_swa(impl_->model);
         const llama_pos oldest = llama_memory_seq_pos_min(memory, 0);
@@ -368,7 +390,18 @@ bool TargetContext::rewind(llama_pos pos) {
         }
     }
     llama_memory_clear(memory, false);
+    impl_->leaves.forget();
     return pos == 0;
+}
+
+std::int32_t TargetContext::max_leaves() const noexcept { return impl_->leaves.most(); }
+
+void TargetContext::share_prefix(std::int32_t n_leaves, llama_pos pos) {
+    impl_->leaves.share(llama_get_memory(get()), n_leaves, pos);
+}
+
+void TargetContext::keep_leaf(std::int32_t leaf, llama_pos pos, llama_pos end) {
+    impl_->leaves.keep(llama_get_memory(get()), leaf, pos, end);
 }
 
 void TargetContext::cancel() noexcept { impl_->cancelled.store(true, std::memory_order_relaxed); }

@@ -72,8 +72,14 @@ void Session::cut(std::int32_t n, std::int32_t decoded) {
     if (!records_.empty()) {
         DecodeRecord & last = records_.back();
         last.n_kept = std::min(last.n_kept, decoded - last.pos0);
+        if (!last.tree.kept_rows.empty()) {
+            last.tree.kept_rows.resize(static_cast<std::size_t>(last.n_kept));
+        }
         const std::int32_t first_emitted = last.kind == RoundKind::draft ? last.pos0 + 1 : last.pos0 + last.n_rows;
         last.n_emitted = std::clamp(n - first_emitted, 0, last.n_emitted);
+        if (last.kind == RoundKind::draft) {
+            last.n_emitted = std::min(last.n_emitted, last.n_kept);
+        }
     }
     std::erase_if(notes_, [&](const RoundNote & note) { return note.record >= records_.size(); });
     n_decoded_ = decoded;
@@ -157,8 +163,8 @@ RunStats Session::stats() const {
         stats.draft_n += note.drafted;
         const std::int32_t accepted = record.n_emitted - 1;
         stats.draft_n_accepted += accepted;
-        stats.accepted_per_slot.resize(std::max(stats.accepted_per_slot.size(), static_cast<std::size_t>(note.drafted)),
-                                       0);
+        const auto depth = static_cast<std::size_t>(record.depth());
+        stats.accepted_per_slot.resize(std::max(stats.accepted_per_slot.size(), depth), 0);
         for (std::int32_t slot = 0; slot < accepted; ++slot) {
             ++stats.accepted_per_slot[static_cast<std::size_t>(slot)];
         }

@@ -12,6 +12,43 @@ namespace {
 
 constexpr std::uint32_t session_magic = 0x53534644U;  // "DFSS"
 
+void write_record(ByteWriter & out, const DecodeRecord & record) {
+    out.value(record.pos0);
+    out.value(record.n_rows);
+    out.value(record.n_kept);
+    out.value(record.n_emitted);
+    out.value(record.kind);
+    out.value(static_cast<std::uint8_t>(record.all_logits));
+    out.array<std::int32_t>(record.tree.parents);
+    out.array<std::int32_t>(record.tree.kept_rows);
+}
+
+/// Of no current run.
+DecodeRecord read_record(ByteReader & in) {
+    DecodeRecord record{};
+    record.pos0 = in.value<std::int32_t>();
+    record.n_rows = in.value<std::int32_t>();
+    record.n_kept = in.value<std::int32_t>();
+    record.n_emitted = in.value<std::int32_t>();
+    record.kind = in.value<RoundKind>();
+    record.all_logits = in.value<std::uint8_t>() != 0;
+    record.tree.parents = in.array<std::int32_t>();
+    record.tree.kept_rows = in.array<std::int32_t>();
+    return record;
+}
+
+/// Do the records, one after the other, tell how positions 0 to n_decoded - 1 came in?
+bool adds_up(std::span<const DecodeRecord> records, std::int32_t n_decoded) {
+    std::int64_t pos = 0;
+    for (const DecodeRecord & record : records) {
+        if (record.pos0 != pos || !is_well_formed(record)) {
+            return false;
+        }
+        pos += record.n_kept;
+    }
+    return pos == n_decoded;
+}
+
 }  // namespace
 
 std::vector<std::byte> Session::save() const {
@@ -21,7 +58,10 @@ std::vector<std::byte> Session::save() const {
     out.value(feature_size_);
     out.value(n_decoded_);
     out.array<llama_token>(tokens_);
-    out.array<DecodeRecord>(records_);
+    out.value(static_cast<std::uint64_t>(records_.size()));
+    for (const DecodeRecord & record : records_) {
+        write_record(out, record);
+    }
     out.value(pending_.pos0);
     out.array<float>(pending_.rows);
     out.array<std::byte>(draft_context ? draft_context->save() : std::vector<std::byte>{});
@@ -34,15 +74,17 @@ void Session::restore(std::span<const std::byte> bytes) {
     const auto feature_size = in.value<std::int32_t>();
     const auto n_decoded = in.value<std::int32_t>();
     auto tokens = in.array<llama_token>();
-    auto records = in.array<DecodeRecord>();
+    std::vector<DecodeRecord> records;
+    for (auto n = in.value<std::uint64_t>(); n > 0; --n) {
+        records.push_back(read_record(in));
+    }
     PendingTaps pending;
     pending.pos0 = in.value<std::int32_t>();
     pending.rows = in.array<float>();
     const auto context = in.array<std::byte>();
     in.finish();
     const bool consistent =
-        n_decoded >= 0 && n_decoded <= static_cast<std::int32_t>(tokens.size()) &&
-        (records.empty() ? n_decoded == 0 : records.back().pos0 + records.back().n_kept == n_decoded);
+        n_decoded >= 0 && n_decoded <= static_cast<std::int32_t>(tokens.size()) && adds_up(records, n_decoded);
     if (!consistent || (feature_size_ > 0 && pending.rows.size() % static_cast<std::size_t>(feature_size_) != 0)) {
         throw Error(ErrorCode::invalid_argument, "the saved state is damaged: its counts disagree; save it again");
     }
@@ -61,9 +103,6 @@ void Session::restore(std::span<const std::byte> bytes) {
     n_decoded_ = n_decoded;
     notes_.clear();
     reused_n_ = 0;
-    for (DecodeRecord & record : records_) {
-        record.current_run = false;
-    }
 }
 
 }  // namespace dflash

@@ -151,6 +151,6 @@ TEST_CASE("damaged states are refused and change nothing") {
     auto wrong = bytes;
     wrong.at(4) = std::byte{99};
     CHECK_THROWS_WITH_AS(other.restore(wrong),
-                         "the saved state has version 99, this build reads version 1; save it again with this build",
+                         "the saved state has version 99, this build reads version 2; save it again with this build",
                          Error);
 }

@@ -175,6 +175,7 @@ class Engine:
     ctx: int  # address of the llama_context, 0 after close
     n_ctx: int
     n_batch: int
+    max_leaves: int  # of a draft tree; 1: chains only (recurrent state, windows, or a context of one sequence)
     tap_mode: str  # "" without a drafter
     def close(self) -> None: ...
 
@@ -203,11 +204,13 @@ class Engine:
         sampler: int,
         *,
         draft_rows: int = -1,
+        draft_leaves: int = 1,
         max_emit: int = 1 << 30,
         all_logits: bool = False,
         on_sample: Callable[[], None] | None = None,
     ) -> list[int]:
         """One round: plain or draft. draft_rows -1: the planner decides (auto), 0: plain, n: verify n drafted rows.
+        With draft_leaves > 1 these are a tree with at most that many leaves (and at most max_leaves), else a chain.
         Samples with the llama_sampler at address `sampler` (accepts included), commits, returns the emitted tokens
         (1 or more, at most max_emit; an end-of-generation token ends the round and is emitted and committed too).
         `all_logits` keeps the logits of every row, waiting prompt tokens included, else of those that emitted.
@@ -237,8 +240,8 @@ class Engine:
     def rounds(self) -> list[tuple[int, int]]:
         """The run's rounds: (rows decoded, tokens emitted); the prompt's first token is (1, 1)."""
     def replay(self, sampler: int) -> Replay:
-        """Proof: decodes the whole conversation anew in the same chunks and row counts, dummy rows in the place of
-        rejected ones, with a fresh sampler of the same settings; counts equal ids. The conversation is restored."""
+        """Proof: decodes the whole conversation anew in the same chunks, row counts and trees, dummy rows in the place
+        of rejected ones, with a fresh sampler of the same settings; counts equal ids. The conversation is restored."""
 
     def save(self) -> bytes: ...
     def restore(self, state: bytes) -> None:

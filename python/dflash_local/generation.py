@@ -78,16 +78,20 @@ class Generation(Iterator[Chunk]):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         draft_rows: int = AUTO_ROWS,
+        draft_leaves: int = 1,
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, expected 1 or more")
         if draft_rows < AUTO_ROWS:
             raise ValueError(f"draft_rows is {draft_rows}, expected -1 (auto), 0 (plain) or more")
+        if draft_leaves < 1:
+            raise ValueError(f"draft_leaves is {draft_leaves}, expected 1 (chains) or more")
         self._runtime = runtime
         self._engine = runtime.engine
         self._prompt = list(prompt_tokens)
         self._max_tokens = max_tokens
         self._draft_rows = draft_rows
+        self._draft_leaves = draft_leaves
         self.params = params.with_seed()
         self._stream = TextStream(stop)
         self._sampler: SamplerLike | None = runtime.new_sampler(self.params)
@@ -121,7 +125,9 @@ class Generation(Iterator[Chunk]):
         room = self._engine.n_ctx - length
         if self._max_tokens is not None:
             room = min(room, self._max_tokens - len(self._tokens))
-        emitted = self._engine.round(sampler, draft_rows=self._draft_rows, max_emit=room)
+        emitted = self._engine.round(
+            sampler, draft_rows=self._draft_rows, draft_leaves=self._draft_leaves, max_emit=room
+        )
         text: list[str] = []
         taken: list[int] = []
         for token in emitted:
@@ -186,13 +192,22 @@ def generate(
     max_tokens: int | None = None,
     stop: Sequence[str] = (),
     draft_rows: int = AUTO_ROWS,
+    draft_leaves: int = 1,
 ) -> Generation:
     """Starts a run; iterate over it for its chunks, then ask for its `result`.
 
     max_tokens None: until the end of the text or of the context. draft_rows -1: the planner decides, 0: plain,
-    n: verify n drafted rows each round. Raises ValueError, GrammarError at once; ContextOverflow, DecodeError while
-    iterating."""
-    return Generation(runtime, prompt_tokens, params, max_tokens=max_tokens, stop=stop, draft_rows=draft_rows)
+    n: verify n drafted rows each round, with draft_leaves > 1 as a tree of at most that many leaves. Raises ValueError,
+    GrammarError at once; ContextOverflow, DecodeError while iterating."""
+    return Generation(
+        runtime,
+        prompt_tokens,
+        params,
+        max_tokens=max_tokens,
+        stop=stop,
+        draft_rows=draft_rows,
+        draft_leaves=draft_leaves,
+    )
 
 
 def draft_status(runtime: RuntimeLike, stats: RunStats, draft_rows: int) -> str:

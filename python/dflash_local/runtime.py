@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
 ALL_LAYERS = 2**31 - 1
+MAX_LEAVES = 16  # of a draft tree, a sequence id each; llama.cpp holds the logits of that many rows from the start
 
 
 def load_model(path: Path, *, n_gpu_layers: int = -1, params: Any = None, verbose: bool = False) -> LlamaModel:
@@ -122,7 +123,8 @@ class OpenedEngine:
 def open_engine(model: LlamaModel, context_params: Any, pair: Pair, notify: Notify = lambda _: None) -> OpenedEngine:
     """Engine on `model`, with the pair's drafter where it can be loaded, on the device of the target's head.
 
-    A drafter that fails while loading raises where the user named it, else ends in a warning and plain decoding."""
+    Its context takes draft trees of MAX_LEAVES leaves with a drafter, else one sequence. A drafter that fails while
+    loading raises where the user named it, else ends in a warning and plain decoding."""
     check_context_fits(model.metadata(), context_params)
     address = ctypes.addressof(context_params)
     if pair.drafter is not None:
@@ -134,12 +136,14 @@ def open_engine(model: LlamaModel, context_params: Any, pair: Pair, notify: Noti
                 n_threads=context_params.n_threads,
                 device="auto",
             )
+            context_params.n_seq_max, context_params.kv_unified = MAX_LEAVES, True
             return OpenedEngine(native.Engine(model.model, address, drafter), pair)
         except Error as error:
             if pair.explicit:
                 raise
             notify(f"warning: decoding without a drafter: {error}")
             pair = pair.declined(str(error))
+    context_params.n_seq_max = 1
     return OpenedEngine(native.Engine(model.model, address), pair)
 
 

@@ -65,13 +65,22 @@ class Rig:
         return json.dumps(self.model.detokenize(tokens).decode("utf-8", "replace"))
 
     def run(
-        self, sampler: _internals.LlamaSampler, n: int, draft_rows: int = 0, on_sample: Callable[[], None] | None = None
+        self,
+        sampler: _internals.LlamaSampler,
+        n: int,
+        draft_rows: int = 0,
+        on_sample: Callable[[], None] | None = None,
+        draft_leaves: int = 1,
     ) -> list[int]:
         """Rounds until n tokens are out or the text ends."""
         out: list[int] = []
         while len(out) < n:
             emitted = self.engine.round(
-                address(sampler.sampler), draft_rows=draft_rows, max_emit=n - len(out), on_sample=on_sample
+                address(sampler.sampler),
+                draft_rows=draft_rows,
+                draft_leaves=draft_leaves,
+                max_emit=n - len(out),
+                on_sample=on_sample,
             )
             out += emitted
             if llama_cpp.llama_vocab_is_eog(self.model.vocab, out[-1]):

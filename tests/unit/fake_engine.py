@@ -86,6 +86,7 @@ class FakeEngine:
     closed: int = 0
     kept: int = 0
     truncations: list[int] = field(default_factory=list)
+    asked: set[tuple[int, int]] = field(default_factory=set)  # draft_rows and draft_leaves of the rounds
 
     def __post_init__(self) -> None:
         self._scripts = iter(self.script)
@@ -127,11 +128,13 @@ class FakeEngine:
         sampler: int,
         *,
         draft_rows: int = -1,
+        draft_leaves: int = 1,
         max_emit: int = 1 << 30,
         on_sample: Callable[[], None] | None = None,
     ) -> list[int]:
         assert sampler
         assert max_emit >= 1
+        self.asked.add((draft_rows, draft_leaves))
         if self.on_round is not None:
             self.on_round(len(self._rounds))
         if len(self._tokens) >= self.n_ctx:

@@ -205,3 +205,15 @@ def test_seed_is_reported_only_where_it_matters() -> None:
     sampled = generate(FakeRuntime(FakeEngine([text_tokens("a")])), PROMPT, SamplingParams(seed=7))
     list(sampled)
     assert sampled.result.seed == 7
+
+
+@pytest.mark.parametrize(("options", "leaves"), [({}, 1), ({"draft_leaves": 4}, 4)])
+def test_the_shape_of_trees_reaches_the_engine(options: dict[str, Any], leaves: int) -> None:
+    run, engine = start("abc", draft_rows=7, **options)
+    list(run)
+    assert engine.asked == {(7, leaves)}
+
+
+def test_no_leaves_are_refused() -> None:
+    with pytest.raises(ValueError, match="draft_leaves is 0, expected 1"):
+        start("abc", draft_leaves=0)

@@ -28,6 +28,7 @@ def test_pair_loads_generates_and_closes_twice() -> None:
         assert (loaded.draft_status, loaded.n_ctx) == ("engaged", 256)
         assert loaded.draft_memory is not None
         assert [line.split(" MiB")[0].startswith("drafting adds") for line in told] == [True]
+        assert loaded.engine.max_leaves == runtime.MAX_LEAVES
         assert text_of(loaded).strip().startswith("9")
     loaded.close()
     with pytest.raises(ValueError, match="closed"):
@@ -38,6 +39,7 @@ def test_off_adds_no_memory_and_tells_nothing() -> None:
     told: list[str] = []
     with load_runtime(MODEL, "off", notify=told.append, **FAST) as loaded:
         assert (loaded.draft_status, loaded.draft_memory, loaded.engine.tap_mode, told) == ("off", None, "", [])
+        assert loaded.engine.max_leaves == 1
 
 
 @pytest.mark.parametrize("fault", [OutOfMemory("no memory for K/V"), IncompatibleDrafter("no usable taps")])
@@ -54,6 +56,7 @@ def test_found_drafter_that_fails_while_loading_ends_in_plain(
         assert loaded.drafter_name is None
         assert loaded.draft_memory is None
         assert told[-1] == f"warning: decoding without a drafter: {fault}"
+        assert loaded.engine.max_leaves == 1
         assert text_of(loaded).strip().startswith("9")
 
 

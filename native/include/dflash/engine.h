@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dflash/cost_model.h"
+#include "dflash/draft_tree.h"
 #include "dflash/drafter.h"
 #include "dflash/llama_bridge.h"
 #include "dflash/planner.h"
@@ -23,6 +24,7 @@ constexpr std::int32_t draft_auto = -1;
 
 struct RoundOptions {
     std::int32_t draft_rows = draft_auto;  // draft_auto: the planner decides; 0: plain; n: verify n drafted rows
+    std::int32_t draft_leaves = 1;         // n > 1: a tree of draft_rows nodes with at most n leaves, not a chain
     std::int32_t max_emit = INT32_MAX;
     bool all_logits = false;          // keep the logits of every row, also of waiting prompt tokens
     std::function<void()> on_sample;  // before each sampled node; may throw, then nothing of the round remains
@@ -95,9 +97,14 @@ class Engine {
     std::vector<llama_token> plain_round(llama_sampler * sampler, const RoundOptions & options);
     std::vector<llama_token> draft_round(llama_sampler * sampler, const RoundOptions & options, std::int32_t n_draft);
     bool make_draft(std::int32_t n_slots, double & draft_ms);
-    void keep_taps(std::int32_t pos0, std::int32_t n_rows);
+    [[nodiscard]] DraftTree make_tree(const RoundOptions & options, std::int32_t n_draft) const;
+    void keep_taps(std::int32_t pos0, std::int32_t n_rows);                      // the first rows of the last decode
+    void keep_taps(std::int32_t pos0, std::span<const std::int32_t> kept_rows);  // some of them
+    void keep_features(std::int32_t pos0, std::span<const float> taps);
     void inject(std::int32_t pos0, std::span<const float> taps);
     void rewind_memories(std::int32_t pos);
+    [[nodiscard]] bool restore_memory(std::span<const std::uint8_t> memory);
+    [[nodiscard]] std::int32_t slots_to_draft(const RoundOptions & options) const;
     [[nodiscard]] std::int32_t rows_to_draft(const RoundOptions & options);
     [[nodiscard]] bool wants_taps(std::int32_t last_pos) const;
     void check_tokens(std::span<const llama_token> tokens) const;
@@ -112,6 +119,7 @@ class Engine {
     Session session_;
     Planner planner_;
     DraftCandidates candidates_;
+    std::vector<float> gathered_;            // features of kept rows that do not lie side by side
     std::vector<llama_token_data> sampled_;  // [n_vocab], what the sampler chain works on
     std::int32_t walked_rows_ = 0;
     bool flash_attn_;

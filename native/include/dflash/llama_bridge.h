@@ -21,11 +21,15 @@ enum class TapMode : std::uint8_t {
     layer_input,  // llama_set_embeddings_layer_inp: no cut, copies every row of the batch
 };
 
-/// One row of a target batch, sequence 0.
+/// Most sequence ids of one context: 0 holds the conversation, the others its prefix while trees are verified.
+constexpr std::int32_t max_sequences = 32;
+
+/// One row of a target batch.
 struct Row {
     llama_token token;
     llama_pos pos;
     bool logits;
+    std::uint32_t seqs = 1;  // bit s: the row belongs to sequence s
 };
 
 /// Owns a llama_context of the given target and reads the taps of each batch.
@@ -36,7 +40,8 @@ class TargetContext {
     using InterruptPoll = std::function<bool()>;
 
     /// `tap_inputs`: GGUF numbers (the INPUT of layer i, 1..n_layer); empty for no taps. A dry decode checks that each
-    /// tap is there. Throws Error: incompatible_drafter (field target_layers), out_of_memory, unsupported.
+    /// tap is there. params.n_seq_max becomes 1 where max_leaves() must be 1. Throws Error: incompatible_drafter (field
+    /// target_layers), out_of_memory, unsupported.
     TargetContext(llama_model * model, llama_context_params params, std::vector<std::int32_t> tap_inputs, TapMode mode);
     TargetContext(const TargetContext &) = delete;
     TargetContext & operator=(const TargetContext &) = delete;
@@ -58,9 +63,19 @@ class TargetContext {
     /// Taps of the last decode, [n_rows x feature_size()], of a row one tap after the other.
     [[nodiscard]] std::span<const float> taps() const noexcept;
 
-    /// Removes positions >= pos. False where the memory cannot (recurrent state, or an evicted window): then it is
-    /// empty.
+    /// Removes positions >= pos from all sequences. False where the memory cannot (recurrent state, or an evicted
+    /// window): then it is empty.
     bool rewind(llama_pos pos);
+
+    /// Most leaves of a tree of rows, one sequence id each. 1, chains only: the target's memory is not dense attention
+    /// alone, or the context was made without unified K/V or with n_seq_max 1.
+    [[nodiscard]] std::int32_t max_leaves() const noexcept;
+    /// Before a tree at `pos`: sequences 1 .. n_leaves - 1 get the positions < pos of sequence 0. Throws
+    /// invalid_argument beyond max_leaves().
+    void share_prefix(std::int32_t n_leaves, llama_pos pos);
+    /// After a tree at `pos`: the cells of `leaf` at positions [pos, end) stay and belong to sequence 0 alone, those of
+    /// all other rows of the tree are free again.
+    void keep_leaf(std::int32_t leaf, llama_pos pos, llama_pos end);
 
     void cancel() noexcept;  // from any thread
     void clear_cancel() noexcept;

@@ -3,6 +3,7 @@
 
 #include <llama.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,7 +16,14 @@ namespace dflash {
 
 enum class RoundKind : std::uint8_t { prefill, plain, draft };
 
-/// One target batch that is (partly) kept in the K/V. Row i sits at pos0 + i; rows beyond n_kept were removed.
+/// Layout of a batch that was a tree with two or more leaves; empty for all others.
+struct TreeShape {
+    std::vector<std::int32_t> parents;    // [n_rows - 1] of each node, -1: the anchor; leaf sequences follow from them
+    std::vector<std::int32_t> kept_rows;  // [n_kept] rows on the accepted path, the anchor's (0) first
+};
+
+/// One target batch that is (partly) kept in the K/V. Without a tree row i sits at pos0 + i and rows beyond n_kept were
+/// removed.
 struct DecodeRecord {
     std::int32_t pos0;
     std::int32_t n_rows;     // as decoded
@@ -24,7 +32,21 @@ struct DecodeRecord {
     RoundKind kind;
     bool current_run;  // of the run since the last begin()
     bool all_logits;
+    TreeShape tree = {};
+
+    /// Row of the i-th position kept.
+    [[nodiscard]] std::int32_t kept_row(std::int32_t i) const {
+        return tree.parents.empty() ? i : tree.kept_rows[static_cast<std::size_t>(i)];
+    }
+    [[nodiscard]] std::int32_t depth() const noexcept;  // of the tree, the anchor not counted
 };
+
+/// How many leading positions a restored memory has in the cells they were decoded into: llama.cpp gives a batch the
+/// lowest free cells, rejected rows of trees leave holes, and restoring closes these.
+[[nodiscard]] std::int32_t positions_in_place(std::span<const DecodeRecord> records);
+
+/// Can a batch have been decoded and kept like this?
+[[nodiscard]] bool is_well_formed(const DecodeRecord & record);
 
 /// Times of one round in milliseconds.
 struct RoundTimes {
@@ -81,6 +103,8 @@ class Session {
     void clear();
     /// For replay and a memory that had to be emptied: nothing is decoded any more, the tokens stay.
     void forget_decoded();
+    /// Of what is decoded only the first n positions stay; the tokens stay all.
+    void keep_decoded(std::int32_t n) { cut(n_tokens(), std::min(n, n_decoded_)); }
 
     /// Has the current run emitted a token? Constant time.
     [[nodiscard]] bool has_emitted() const;
