@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,17 @@ from support.llama_options import MODEL_OPTIONS
 from support.random_drafter import GEMMA_TAPS, write_random_drafter
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # Measured costs of this session only, and none of the user's.
-    folder = tempfile.TemporaryDirectory(prefix="dflash-costs-")
-    config.add_cleanup(folder.cleanup)
-    os.environ["DFLASH_CACHE_DIR"] = folder.name
+def pytest_configure() -> None:
     # Started in the background by a shell, Ctrl-C is ignored, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps measured costs out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DFLASH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -24,26 +24,31 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double batches_afforded = 24.0;  // target batches may take as long as this many of one row
+constexpr double batches_afforded = 30.0;  // target batches may take as long as this many of one row
 constexpr double min_budget_ms = 60.0;
 constexpr std::int32_t near_cells = 256;  // llama.cpp reads cells in steps of 256, also in an empty context
 constexpr std::int32_t far_cells = 2048;
-constexpr double attention_budget_ms = 1.0;  // for each timing of the attention alone
+constexpr double attention_budget_ms = 0.5;  // for each timing of the attention alone
 constexpr std::int32_t injected_rows = 4;
-constexpr int draft_runs = 3;
-constexpr int sample_runs = 3;
+constexpr int most_runs = 3;          // of a draft pass, of a sampler
+constexpr double target_share = 0.7;  // of the budget, for target batches; the rest is for draft passes and attention
+constexpr double part_share = 0.05;   // of the budget, for each repeated part
 
 double ms_since(Clock::time_point start) {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+/// Of a few runs, fewer where they take more than limit_ms together.
 template <typename Work>
-double shortest_ms(int runs, Work && work) {
+double shortest_ms(double limit_ms, Work && work) {
     double best = std::numeric_limits<double>::infinity();
-    for (int i = 0; i < runs; ++i) {
+    double spent = 0.0;
+    for (int i = 0; i < most_runs && (i == 0 || spent < limit_ms); ++i) {
         const Clock::time_point start = Clock::now();
         work();
-        best = std::min(best, ms_since(start));
+        const double ms = ms_since(start);
+        best = std::min(best, ms);
+        spent += ms;
     }
     return best;
 }
@@ -71,17 +76,6 @@ AttentionShape attention_of(const llama_model * model, bool flash) {
     }
     shape.flash = flash;
     return shape;
-}
-
-/// Layers that see the whole context: with a window, one in `sliding_window_pattern`, or a quarter where the file does
-/// not say.
-double full_layers(const llama_model * model) {
-    const double n_layer = llama_model_n_layer(model);
-    if (llama_model_n_swa(model) <= 0) {
-        return n_layer;
-    }
-    const std::int32_t pattern = meta_int(model, ".attention.sliding_window_pattern");
-    return n_layer / (pattern > 1 ? pattern : 4.0);
 }
 
 struct SamplerDeleter {
@@ -150,19 +144,25 @@ double Engine::time_slope(std::int32_t n_rows) const {
     }
     const std::int32_t n_threads = llama_n_threads(target_.get());
     shape.n_rows = n_rows;
-    shape.n_kv = near_cells;
-    const double near_ms = time_attention(shape, n_threads, attention_budget_ms);
-    shape.n_kv = cells;
-    const double far_ms = time_attention(shape, n_threads, attention_budget_ms);
-    return std::max(0.0, far_ms - near_ms) * full_layers(target_.model()) / (cells - near_cells);
+    const auto layer_ms = [&](std::int32_t n_kv) {
+        shape.n_kv = n_kv;
+        // Median of three: one preempted run can use up a budget as small as this.
+        std::array<double, 3> ms{};
+        std::ranges::generate(ms, [&] { return time_attention(shape, n_threads, attention_budget_ms); });
+        std::ranges::sort(ms);
+        return ms[1];
+    };
+    const double near_ms = layer_ms(near_cells);
+    const double far_ms = layer_ms(cells);
+    return std::max(0.0, far_ms - near_ms) * llama_model_n_layer(target_.model()) / (cells - near_cells);
 }
 
-void Engine::time_draft(CostTable & table) {
+void Engine::time_draft(CostTable & table, double limit_ms) {
     time_batch(std::min({injected_rows, target_.n_chunk(), target_.n_ctx()}));
     const std::vector<float> taps(target_.taps().begin(), target_.taps().end());
     DraftContext & context = *session_.draft_context;
     const auto pass_ms = [&](std::int32_t n_slots) {
-        return shortest_ms(draft_runs, [&] {
+        return shortest_ms(limit_ms, [&] {
             context.clear();
             drafter_->draft(context, 0, taps, 0, candidates_, n_slots);
         });
@@ -193,24 +193,35 @@ CostTable Engine::time_costs(double budget_ms) {
                                                      " tokens are: reset the conversation first");
     }
     const double first_ms = time_batch(1);
-    const double affordable = std::min(std::max(min_budget_ms, batches_afforded * first_ms), budget_ms);
+    const double affordable = std::min(std::max(min_budget_ms, batches_afforded * first_ms), target_share * budget_ms);
     TimingPlan plan(affordable, std::min(target_.n_chunk(), target_.n_ctx()));
     plan.record(1, first_ms);
     while (const std::int32_t rows = plan.next()) {
         plan.record(rows, time_batch(rows));
     }
+    const std::vector<WidthTime> times = plan.times();
+    std::vector<double> slopes;
+    slopes.reserve(times.size());
+    for (const WidthTime & time : times) {
+        slopes.push_back(time_slope(time.rows));
+    }
+    // The clock may have changed since the batches were timed: one row again tells by how much.
+    const double one_ms = times.front().ms;
+    const bool cheap = one_ms < part_share * budget_ms;
+    const double clock = cheap ? std::clamp(one_ms / std::min(time_batch(1), time_batch(1)), 0.5, 2.0) : 1.0;
     CostTable table;
     const double seen = std::min(near_cells, target_.n_ctx());
-    for (const WidthTime & time : plan.times()) {
-        const double slope_ms = time_slope(time.rows);
+    for (std::size_t i = 0; i < times.size(); ++i) {
+        const auto & [rows, ms] = times[i];
+        const double slope_ms = clock * slopes[i];
         // The step of 256 cells that was read stands for a context of half as many, on average.
-        table.widths.push_back({time.rows, std::max(0.1 * time.ms, time.ms - slope_ms * seen / 2.0), slope_ms});
+        table.widths.push_back({rows, std::max(0.1 * ms, ms - slope_ms * seen / 2.0), slope_ms});
     }
     // The logits of the last batch are still there.
     const auto sampler = usual_sampler();
-    table.rest_ms = shortest_ms(sample_runs, [&] { sample_row(sampler.get(), 0); });
+    table.rest_ms = shortest_ms(part_share * budget_ms, [&] { sample_row(sampler.get(), 0); });
     if (drafter_ && failure_.empty()) {
-        time_draft(table);
+        time_draft(table, part_share * budget_ms);
     }
     return table;
 }

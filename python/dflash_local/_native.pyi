@@ -265,6 +265,6 @@ class Engine:
         """Milliseconds of one target batch of dummy rows after the decoded ones, which are removed again; the
         conversation stays. Raises ValueError (no room), Unsupported (recurrent state behind it), KeyboardInterrupt."""
     def time_costs(self, budget_ms: float) -> CostTable:
-        """The prior of the cost model, in about the time of 30 one-row batches and at most a little over budget_ms.
+        """The prior of the cost model, in about the time of 40 one-row batches and at most a little over budget_ms.
         Leaves the engine as it was; a failing draft pass ends drafting. Raises ValueError where something is decoded
         already, DecodeError, Cancelled, KeyboardInterrupt."""

@@ -28,8 +28,12 @@ def target_path() -> Path:
 
 
 def environment(data_dir: Path | None = None, **changes: str) -> dict[str, str]:
-    """This process's environment without DFLASH_ settings, with ours."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DFLASH_") or name == "DFLASH_CACHE_DIR"}
+    """This process's environment without DFLASH_ settings, with ours; the tests' cache folder stays."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("DFLASH_") or name == "DFLASH_CACHE_DIR"
+    }
     home = {} if data_dir is None else {"XDG_DATA_HOME": str(data_dir)}
     return {**kept, **FAST, **home, **changes}
 

@@ -12,7 +12,8 @@ import pytest
 
 from dflash_local.bench.compare import DRAFT, OTHER_PLAIN, PLAIN, Measured, Oracle
 from dflash_local.bench.figures import first_difference, geomean, median_bound, paired_ratio
-from dflash_local.bench.oracle import Best, Costs, copied, fastest
+from dflash_local.bench.local import agreeing, copies
+from dflash_local.bench.oracle import Best, Costs, fastest
 from dflash_local.bench.report import (
     ReportError,
     check_writable,
@@ -108,12 +109,18 @@ def test_oracle_equals_trying_everything() -> None:
 
 def test_copies_continue_the_longest_match() -> None:
     #         a  b  x        c  a  b  y
-    prompt = [1, 2, 9, 5, 3, 1, 2, 7, 4]
+    prompt = (1, 2, 9, 5, 3, 1, 2, 7, 4)
     # After "c a b" the longer match says y, the shorter x; y and 4 follow, then the text goes its own way.
-    assert copied(prompt, [3, 1, 2, 7, 4, 8], 16) == [0, 3, 2, 1, 0, 0]
+    assert copies(prompt, (3, 1, 2, 7, 4, 8), 16) == [0, 3, 2, 1, 0, 0]
     # A loop runs into itself.
-    assert copied([6], [1, 2, 1, 2, 1, 2, 1, 2], 3) == [0, 0, 0, 3, 3, 2, 1, 0]
-    assert copied([], [1, 1, 1, 1], 8) == [0, 0, 1, 0]
+    assert copies((6,), (1, 2, 1, 2, 1, 2, 1, 2), 3) == [0, 0, 0, 3, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("proposed", "text", "n"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 2], 2), ([1, 9], [1, 2], 1)]
+)
+def test_agreeing(proposed: list[int], text: list[int], n: int) -> None:
+    assert agreeing(proposed, text) == n
 
 
 def run(tps: float, tokens: tuple[int, ...] = (1, 2, 3, 4, 5), **changes: Any) -> Run:

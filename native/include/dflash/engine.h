@@ -103,7 +103,7 @@ class Engine {
     /// Milliseconds of one target batch of n dummy rows after the decoded ones, which are removed again; taps as in a
     /// draft round. Throws invalid_argument (no room), unsupported (recurrent state behind it).
     double time_batch(std::int32_t n_rows);
-    /// The prior of the cost model, in about the time of 30 one-row batches and at most a little over budget_ms.
+    /// The prior of the cost model, in about the time of 40 one-row batches and at most a little over budget_ms.
     /// Leaves memories and session as they were; a failing draft pass ends drafting. Throws invalid_argument where
     /// something is decoded already.
     CostTable time_costs(double budget_ms);
@@ -142,7 +142,7 @@ class Engine {
     [[nodiscard]] std::int32_t output_row(std::int32_t row) const;      // as for logits()
     void drafter_failed(const std::string & why);
     [[nodiscard]] double time_slope(std::int32_t n_rows) const;  // ms per cell of context of one such batch
-    void time_draft(CostTable & table);
+    void time_draft(CostTable & table, double limit_ms);
 
     std::shared_ptr<Drafter> drafter_;
     TargetContext target_;

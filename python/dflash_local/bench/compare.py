@@ -12,8 +12,8 @@ import numpy as np
 from dflash_local._errors import ContextOverflow, Error, GrammarError
 from dflash_local.bench.costs import fit_to, measure_costs
 from dflash_local.bench.figures import first_difference
-from dflash_local.bench.local import FixedEngine, Local, LocalSide
-from dflash_local.bench.oracle import Best, Costs, copied, fastest
+from dflash_local.bench.local import FixedEngine, Local, LocalSide, agreeing, copies
+from dflash_local.bench.oracle import Best, Costs, fastest
 from dflash_local.bench.peer import PREFIX, Peer, PeerError
 from dflash_local.bench.runs import Run, Side, Task
 from dflash_local.bench.suite import Prompt
@@ -150,11 +150,9 @@ class Comparison:
     def _oracle(self, fixed: FixedEngine, task: Task, draft: Run, plain: Sequence[Run]) -> Oracle:
         costs = fit_to(measure_costs(fixed, self.plain, task), plain)
         text = draft.tokens or ()
-        drafted = [first_difference(text[i + 1 :], chain) for i, chain in enumerate(fixed.drafts(task.ids, text))]
-        limit = max(costs.target_ms) - 1
-        # Where the chain is the whole rest, or longer, all of the rest is accepted.
-        accepted = [len(text) - 1 - i if n is None else n for i, n in enumerate(drafted)]
-        best = fastest(len(text), accepted, copied(task.ids, text, limit), costs)
+        drafted = [agreeing(chain, text[i + 1 :]) for i, chain in enumerate(fixed.drafts(task.ids, text))]
+        copied = copies(task.ids, text, max(costs.target_ms) - 1)
+        best = fastest(len(text), drafted, copied, costs)
         return Oracle(best, len(text), costs)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,11 +39,7 @@ def measure_costs(fixed: FixedEngine, side: LocalSide, task: Task) -> Costs:
                     engine.truncate(n)
             for rows, ms in wide.items():
                 if rows < room:
-                    # One token of the conversation waits, and goes with them.
-                    start = time.perf_counter()
-                    engine.eval(list(task.ids[:1]) * (rows - 1), all_logits=True)
-                    ms.append(1e3 * (time.perf_counter() - start))
-                    engine.truncate(n)
+                    ms.append(engine.time_batch(rows))
     finally:
         sampler.close()
     target = {slots + 1: _median(times, 0) for slots, times in rounds.items() if times}

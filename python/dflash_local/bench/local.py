@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_local._native_loader import native
+from dflash_local.bench.figures import first_difference
 from dflash_local.bench.runs import Round, Run, Task
 from dflash_local.generation import AUTO_ROWS, SamplerLike, VocabLike, generate
 from dflash_local.memory import check_context_fits, kv_bytes
@@ -108,6 +109,22 @@ class FixedEngine:
         for i, anchor in enumerate(text[:-1]):
             chain, _ = self.drafter.propose(0, features[: len(ids) + i], anchor)
             yield chain[:, 0].tolist()
+
+
+def copies(ids: tuple[int, ...], text: tuple[int, ...], limit: int) -> list[int]:
+    """For each token of the text how many of those after it a copy would bring, at most `limit`."""
+    index, tokens = native.CopyIndex(), [*ids, *text]
+    counts: list[int] = []
+    for end in range(len(ids) + 1, len(tokens) + 1):
+        index.sync(tokens[:end])
+        counts.append(agreeing(index.propose(limit)[0], tokens[end:]))
+    return counts
+
+
+def agreeing(proposed: Sequence[int], text: Sequence[int]) -> int:
+    """How many leading tokens of a proposal the text agrees with."""
+    at = first_difference(proposed, text[: len(proposed)])
+    return min(len(proposed), len(text)) if at is None else at
 
 
 class Local:

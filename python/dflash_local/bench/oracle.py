@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-MIN_MATCH, MAX_MATCH, MAX_SOURCES = 2, 64, 32  # as the copy index of the core
-
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -46,35 +44,6 @@ class Best:
 
     ms: float
     rounds: Mapping[str, int]
-
-
-def copied(prompt: Sequence[int], text: Sequence[int], limit: int) -> list[int]:
-    """For each token of the text: how many of the following ones a copy would bring, at most `limit`.
-
-    A copy continues the longest match of the end so far, the latest among equals; it may run into itself."""
-    tokens = [*prompt, *text]
-    places: dict[tuple[int, int], list[int]] = {}
-    found: list[int] = []
-    for end in range(1, len(tokens)):
-        key = (tokens[end - 1], tokens[end])
-        if end >= len(prompt):
-            found.append(_copy_at(tokens, end, places.get(key, ()), limit))
-        places.setdefault(key, []).append(end)
-    return found if len(prompt) else [0, *found]
-
-
-def _copy_at(tokens: Sequence[int], end: int, places: Sequence[int], limit: int) -> int:
-    best, source = 0, -1
-    for place in reversed(places[-MAX_SOURCES:]):
-        length = MIN_MATCH
-        while length < min(MAX_MATCH, place + 1) and tokens[place - length] == tokens[end - length]:
-            length += 1
-        if length > best:
-            best, source = length, place
-    n = 0
-    while source >= 0 and n < limit and end + n + 1 < len(tokens) and tokens[source + n + 1] == tokens[end + n + 1]:
-        n += 1
-    return n
 
 
 def fastest(n_tokens: int, drafted: Sequence[int], copies: Sequence[int], costs: Costs) -> Best:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local._errors import Error
+from dflash_local.bench.table import title
 
 INK, SOFT, GRID, PALE = "#1f2933", "#7b8794", "#e4e7eb", "#a9c7e4"
 PLAIN, DRAFT, OTHER, WARN = "#9aa5b1", "#2f6fb0", "#d08a2c", "#b8433a"
@@ -47,8 +48,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         _slots(axes[1, 0], report["rows"])
         _costs(axes[1, 1], report["rows"])
         figure.suptitle(
-            f"{report['model']} with {report['drafter'] or 'no drafter'}, {report['device']}, "
-            f"{report['threads']} threads, temperature {report['settings']['temperature']:g}, suite {report['suite']}",
+            f"{title(report)}, temperature {report['settings']['temperature']:g}, suite {report['suite']}",
             fontsize=11,
         )
         figure.savefig(path)

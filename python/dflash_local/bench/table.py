@@ -29,13 +29,24 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{int(100 * share + 1e-9)}%"
 
 
-def _table(console: Console, title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def count(n: int, what: str) -> str:
+    """A number with its noun."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def title(report: Mapping[str, Any]) -> str:
+    """What was measured where."""
+    pair = f"{report['model']} with {report['drafter'] or 'no drafter'}"
+    return f"{pair}, {report['device']}, {count(report['threads'], 'thread')}"
+
+
+def _table(console: Console, heading: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     table = Table(box=MARKDOWN, header_style="bold")
     for i, name in enumerate(header):
         table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row))
-    console.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
+    console.print(Text(f"\n{heading}", style="bold"), soft_wrap=True)
     console.print(table)
 
 
@@ -114,19 +125,16 @@ def _print_speed(report: Mapping[str, Any], summary: Mapping[str, Any], console:
             found += [figures.get("tps"), figures.get("tokens_per_round")]
         return found
 
-    title = (
-        f"{report['model']} with {report['drafter'] or 'no drafter'}, {report['device']}, {report['threads']} threads"
-    )
-    _table(console, title, header, [line(name, group) for name, group in _groups(summary)])
+    _table(console, title(report), header, [line(name, group) for name, group in _groups(summary)])
 
 
 def closing_line(report: Mapping[str, Any]) -> str:
     """The whole in one line."""
     summary = report["summary"]
     if summary["geomean_speedup"] is None:
-        return f"{summary['prompts']} prompts, no answer long enough to compare"
+        return f"{count(summary['prompts'], 'prompt')}, no answer long enough to compare"
     parts = [
-        f"{summary['prompts']} prompts, {report['settings']['repeat']} repeats: "
+        f"{count(summary['prompts'], 'prompt')}, {count(report['settings']['repeat'], 'repeat')}: "
         f"speed-up {summary['geomean_speedup']:.2f} (geometric mean)",
         f"worst {summary['worst_speedup']:.2f} ({clean_line(summary['worst_id'])})",
         f"no prompt below {summary['worst_low']:.2f} with {_confidence(report):.0f}% confidence each",

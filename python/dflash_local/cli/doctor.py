@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from dflash_local.cli.inspect import PipeConsole, quantization
-from dflash_local.doctor.measure import Progress, examine
+from dflash_local.cli.run import tell
+from dflash_local.doctor.measure import examine
 from dflash_local.doctor.report import Report, as_object
 from dflash_local.doctor.words import advice, speed
 
@@ -132,13 +133,19 @@ def lines(report: Report) -> Iterator[str]:
     yield f"(measured in {report.seconds:.0f} s)"
 
 
-def run_doctor(runtime: Runtime, *, on_gpu: bool, as_json: bool) -> int:
-    """Measures, prints, and returns the exit code."""
+def run_doctor(runtime: Runtime, *, on_gpu: bool, as_json: bool, verbose: bool) -> int:
+    """Measures, prints, and returns the exit code. `verbose`: tells each step on stderr."""
     with ExitStack() as stack:
-        progress: Progress = lambda _: None  # noqa: E731
-        if sys.stderr.isatty():
+        status = None
+        if sys.stderr.isatty() and not verbose:
             status = stack.enter_context(Console(stderr=True).status("measuring"))
-            progress = lambda what: status.update(f"measuring: {what}")  # noqa: E731
+
+        def progress(what: str) -> None:
+            if verbose:
+                tell(f"measuring: {what}")
+            elif status is not None:
+                status.update(f"measuring: {what}")
+
         report = examine(runtime, on_gpu=on_gpu, progress=progress)
     report = replace(report, advice=advice(report))
     console = PipeConsole(highlight=False, emoji=False)

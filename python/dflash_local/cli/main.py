@@ -327,7 +327,7 @@ def doctor(
             flash_attn=flash_attn,
             verbose=verbose,
         ) as runtime:
-            return run_doctor(runtime, on_gpu=offloads(gpu_layers), as_json=as_json)
+            return run_doctor(runtime, on_gpu=offloads(gpu_layers), as_json=as_json, verbose=verbose)
 
     finish(body, verbose=verbose)
 

@@ -46,7 +46,9 @@ PROMPTS: Mapping[str, str] = {
 }
 TRIAL_TOKENS = 64
 _TRIAL_SECONDS = 6.0
-_FILL_SECONDS = 12.0
+_TRIAL_ROUNDS = 9  # of each prompt at least, the plain first one included: enough to tell a wrong pair
+_THREAD_SECONDS = 8.0
+_FILL_SECONDS = 18.0
 _CURVE_SECONDS = 4.0
 _REPEATS = 3
 _TYPE_BYTES = 24 << 20  # larger than most caches: one row is bound by memory, as in the model
@@ -73,21 +75,26 @@ def _median_batch(runtime: Runtime, rows: int, repeats: int = _REPEATS) -> float
 
 def time_threads(runtime: Runtime) -> tuple[ThreadTime, ...]:
     """Batches of one and of four rows for each number of threads, on an empty context."""
-    engine, found = runtime.engine, []
+    engine = runtime.engine
+    found: list[ThreadTime] = []
     rows = min(4, engine.n_batch, engine.n_ctx)
 
     def use(threads: int) -> None:
         llama_cpp.llama_set_n_threads(engine.ctx, threads, threads)
 
     engine.reset()
+    in_use = runtime.tuning.n_threads
+    end = time.monotonic() + _THREAD_SECONDS
     try:
-        for threads in sorted({*thread_counts(available_cores()), runtime.tuning.n_threads}):
+        for threads in (in_use, *(n for n in reversed(thread_counts(available_cores())) if n != in_use)):
+            if found and time.monotonic() > end:
+                break
             use(threads)
             engine.time_batch(1)  # the team starts
             found.append(ThreadTime(threads, _median_batch(runtime, 1), _median_batch(runtime, rows)))
     finally:
-        use(runtime.tuning.n_threads)
-    return tuple(found)
+        use(in_use)
+    return tuple(sorted(found, key=lambda timed: timed.threads))
 
 
 def time_attention(runtime: Runtime) -> tuple[AttentionTime, ...]:
@@ -159,19 +166,21 @@ def time_curve(runtime: Runtime, cells: int) -> Curve:
     return Curve(cells, ms)
 
 
-def time_curves(runtime: Runtime, chunk_ms: float, progress: Progress) -> tuple[tuple[Curve, ...], tuple[str, ...]]:
-    """Curves at each context length that fits and fills in time. `chunk_ms`: the prior's guess per cell to fill."""
+def time_curves(runtime: Runtime, cell_ms: float, progress: Progress) -> tuple[tuple[Curve, ...], tuple[str, ...]]:
+    """Curves at each context length that fits and fills in time. `cell_ms`: what a cell takes to fill, at most."""
     curves: list[Curve] = []
     skipped: list[str] = []
     room = max(1, runtime.n_ctx - max(CURVE_ROWS))
     for cells in sorted({min(cells, room) for cells in CURVE_CELLS}):
-        if curves and cells * chunk_ms > 1e3 * _FILL_SECONDS:
-            skipped.append(f"{cells} cells of context: filling them would take {cells * chunk_ms / 1e3:.0f} s")
-            continue
+        if cells * cell_ms > 1e3 * _FILL_SECONDS:
+            skipped.append(f"{cells} cells of context: filling them would take {cells * cell_ms / 1e3:.0f} s")
+            if curves:
+                continue
+            cells = max(1, int(1e3 * _FILL_SECONDS / cell_ms))
         progress(f"batches by rows at {cells} cells")
         start = time.monotonic()
         fill(runtime, cells)
-        chunk_ms = (time.monotonic() - start) * 1e3 / cells
+        cell_ms = (time.monotonic() - start) * 1e3 / cells
         curves.append(time_curve(runtime, cells))
     return tuple(curves), tuple(skipped)
 
@@ -198,8 +207,8 @@ def run_trial(runtime: Runtime, category: str, text: str, draft_rows: int) -> Tr
         draft_rows=draft_rows,
     )
     end = time.monotonic() + _TRIAL_SECONDS
-    for _ in run:
-        if time.monotonic() > end:
+    for n_rounds, _ in enumerate(run, 1):
+        if n_rounds >= _TRIAL_ROUNDS and time.monotonic() > end:
             break
     run.close()
     stats = run.result.stats
