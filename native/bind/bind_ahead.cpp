@@ -23,7 +23,7 @@ namespace {
 
 using Tokens = std::vector<llama_token>;
 
-std::tuple<Tokens, std::int32_t, std::int32_t, std::int32_t> propose(const CopyIndex & self, std::int32_t n) {
+std::tuple<Tokens, std::int32_t, std::int32_t, std::int32_t> propose(CopyIndex & self, std::int32_t n) {
     CopyProposal proposal = self.propose(n);
     return {std::move(proposal.tokens), proposal.match_length, proposal.n_sources, proposal.n_agreeing};
 }

@@ -25,40 +25,85 @@ std::int32_t match_length(const Tokens & where, std::size_t place, const Tokens 
     return length;
 }
 
-/// Looks at every place, latest first, as the index does with its chains.
-CopyProposal naive(const std::vector<Tokens> & past, const Tokens & text, std::int32_t n) {
-    CopyProposal out;
-    Tokens best;
-    Tokens nexts;
-    bool loops = false;
-    const auto look = [&](const Tokens & where, std::size_t end, bool present) {
-        for (std::size_t place = end; place-- > 1;) {
-            const std::int32_t length = match_length(where, place, text);
-            if (length < CopyIndex::min_match || nexts.size() == static_cast<std::size_t>(CopyIndex::max_sources)) {
-                continue;
-            }
-            nexts.push_back(where[place]);
-            if (length > out.match_length) {
-                out.match_length = length;
-                best.assign(where.begin() + static_cast<std::ptrdiff_t>(place), where.end());
-                loops = present;
-            }
-        }
+/// Looks at every place, latest first; remembers long matches as the index does.
+struct Naive {
+    std::vector<Tokens> past;
+    std::size_t distance = 0;
+    std::size_t long_size = 0;
+
+    struct Found {
+        Tokens following;
+        std::int32_t length;
+        std::size_t place;  // of the present text, 0: of the past
     };
-    look(text, text.size(), true);
-    for (auto conversation = past.rbegin(); conversation != past.rend(); ++conversation) {
-        look(*conversation, conversation->size(), false);
+
+    [[nodiscard]] bool is_near(const Tokens & text, std::size_t place) const {
+        const std::size_t away = text.size() - place;
+        return distance > 0 && text.size() >= long_size && text.size() <= long_size + 40 && away + 16 >= distance &&
+               away <= distance + 16;
     }
-    for (std::size_t i = 0; i < static_cast<std::size_t>(n) && !best.empty(); ++i) {
-        if (i >= best.size() && !loops) {
-            break;
+
+    void look(std::vector<Found> & found, const Tokens & where, const Tokens & text, std::int32_t least, bool near,
+              std::size_t most) const {
+        const bool present = &where == &text;
+        for (std::size_t place = where.size(); place-- > 1 && found.size() < most;) {
+            const std::int32_t length = match_length(where, place, text);
+            if (length >= least && (!present || is_near(text, place) == near)) {
+                found.push_back({Tokens(where.begin() + static_cast<std::ptrdiff_t>(place), where.end()),
+                                 length + (near ? 1 : 0), present ? place : 0});
+            }
         }
-        out.tokens.push_back(i < best.size() ? best[i] : out.tokens[i - best.size()]);
     }
-    out.n_sources = static_cast<std::int32_t>(nexts.size());
-    out.n_agreeing = static_cast<std::int32_t>(out.tokens.empty() ? 0 : std::ranges::count(nexts, out.tokens.front()));
-    return out;
-}
+
+    CopyProposal propose(const Tokens & text, std::int32_t n) {
+        constexpr auto sources = static_cast<std::size_t>(CopyIndex::max_sources);
+        std::vector<Found> found;
+        if (n < 1) {
+            return {};
+        }
+        look(found, text, text, 1, true, 1000);
+        look(found, text, text, 2, false, found.size() + sources);
+        const std::size_t most = found.size() + sources;
+        for (auto conversation = past.rbegin(); conversation != past.rend(); ++conversation) {
+            look(found, *conversation, text, 2, false, most);
+        }
+        if (found.empty()) {
+            look(found, text, text, 1, false, sources);
+        }
+        if (found.empty()) {
+            return {};
+        }
+        const std::int32_t longest = std::ranges::max(found, {}, &Found::length).length;
+        const auto votes = [&](const Found & one) {
+            return std::ranges::count_if(found, [&](const Found & other) {
+                return other.length == longest && other.following[0] == one.following[0];
+            });
+        };
+        const Found * best = nullptr;
+        for (const Found & one : found) {
+            if (one.length == longest && (best == nullptr || (longest <= 2 && votes(one) > votes(*best)))) {
+                best = &one;
+            }
+        }
+        if (best->place > 0 && longest >= 8) {
+            distance = text.size() - best->place;
+            long_size = text.size();
+        }
+        CopyProposal out;
+        for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+            if (i >= best->following.size() && best->place == 0) {
+                break;
+            }
+            out.tokens.push_back(i < best->following.size() ? best->following[i]
+                                                            : out.tokens[i - best->following.size()]);
+        }
+        out.match_length = longest;
+        out.n_sources = static_cast<std::int32_t>(found.size());
+        out.n_agreeing = static_cast<std::int32_t>(
+            std::ranges::count_if(found, [&](const Found & one) { return one.following[0] == out.tokens[0]; }));
+        return out;
+    }
+};
 
 void check_equal(const CopyProposal & got, const CopyProposal & expected) {
     CHECK(got.tokens == expected.tokens);
@@ -88,8 +133,45 @@ TEST_CASE("a copy goes on where the longest match went on") {
 
 TEST_CASE("among equal matches the latest is taken") {
     CopyIndex index;
-    index.sync(Tokens{1, 2, 3, 0, 1, 2, 4, 0, 1, 2});
+    index.sync(Tokens{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 4, 0, 1, 2});
     CHECK(index.propose(1).tokens == Tokens{4});
+    CHECK(index.propose(1).n_agreeing == 1);
+}
+
+TEST_CASE("among short ones the majority is, and only then the latest") {
+    CopyIndex index;
+    index.sync(Tokens{1, 2, 3, 0, 1, 2, 3, 5, 1, 2, 4, 6, 1, 2});
+    CHECK(index.propose(1).tokens == Tokens{3});
+    CHECK(index.propose(1).n_agreeing == 2);
+    index.sync(Tokens{1, 2, 3, 0, 1, 2, 4, 6, 1, 2});
+    CHECK(index.propose(1).tokens == Tokens{4});
+}
+
+TEST_CASE("one token is enough where two are found nowhere") {
+    CopyIndex index;
+    index.sync(Tokens{1, 2, 3, 9, 2});
+    CHECK(index.propose(2).tokens == Tokens{3, 9});
+    CHECK(index.propose(2).match_length == 1);
+}
+
+TEST_CASE("an edited copy is taken up again near where it broke off") {
+    Tokens text(100);
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        text[i] = static_cast<llama_token>(i);
+    }
+    text.insert(text.end(), {50, 7, 51, 7, 999});
+    text.insert(text.end(), text.begin() + 20, text.begin() + 48);
+    CopyIndex index;
+    index.sync(text);
+    CHECK(index.propose(2).tokens == Tokens{48, 49});
+    text.insert(text.end(), {48, 1000, 50});  // 49 became 1000; the latest 50 is not the one
+    index.sync(text);
+    const CopyProposal proposal = index.propose(2);
+    CHECK(proposal.tokens == Tokens{51, 52});
+    CHECK(proposal.match_length == 2);
+    CopyIndex fresh;
+    fresh.sync(text);
+    CHECK(fresh.propose(2).tokens == Tokens{7, 51});
 }
 
 TEST_CASE("a loop goes on as a loop") {
@@ -107,6 +189,7 @@ TEST_CASE("without a repetition nothing is proposed") {
     CHECK(index.propose(4).tokens.empty());
     index.sync(Tokens{1, 2, 1, 2});
     CHECK(index.propose(0).tokens.empty());
+    CHECK(index.propose(-1).tokens.empty());
     CHECK(index.propose(4).n_sources == 1);
 }
 
@@ -151,10 +234,10 @@ TEST_CASE("proposals equal those of a search through all places, through all kin
     for (int round = 0; round < 1000; ++round) {
         const auto alphabet = static_cast<std::int32_t>(2 + random() % 12);
         CopyIndex index;
-        std::vector<Tokens> past;
+        Naive naive;
         for (std::size_t i = random() % 3; i > 0; --i) {
-            past.push_back(random_text(random, 1 + random() % 30, alphabet));
-            index.add_past(past.back());
+            naive.past.push_back(random_text(random, 1 + random() % 30, alphabet));
+            index.add_past(naive.past.back());
         }
         Tokens text;
         for (int change = 0; change < 8; ++change) {
@@ -167,7 +250,7 @@ TEST_CASE("proposals equal those of a search through all places, through all kin
             text.insert(text.end(), more.begin(), more.end());
             index.sync(text);
             const auto n = static_cast<std::int32_t>(random() % 20);
-            const CopyProposal expected = n > 0 ? naive(past, text, n) : CopyProposal{};
+            const CopyProposal expected = naive.propose(text, n);
             check_equal(index.propose(n), expected);
             n_found += expected.tokens.empty() ? 0 : 1;
         }
@@ -194,7 +277,7 @@ TEST_CASE("the work of a proposal is bounded, whatever the text") {
             index.sync(std::span<const llama_token>(text).first(text.size() - static_cast<std::size_t>(i)));
             const CopyProposal proposal = index.propose(64);
             most = std::max(most, index.work());
-            CHECK(proposal.n_sources <= CopyIndex::max_sources);
+            CHECK(proposal.n_sources <= 2 * CopyIndex::max_sources + 33);
             CHECK((kind > 1 || proposal.tokens.size() == 64));
         }
         CHECK(most <= bound);
