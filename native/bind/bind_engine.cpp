@@ -132,6 +132,7 @@ void init_engine(nb::module_ & m) {
         .def_prop_ro("max_leaves", [](const EngineHandle & self) { return self.get().target().max_leaves(); })
         .def_prop_ro("tap_mode", &tap_mode_name)
         .def("close", &EngineHandle::close)
+        .def("refuse_if_busy", &EngineHandle::refuse_if_busy)
         .def_prop_ro(
             "tokens", [](const EngineHandle & self) { return copy_array<llama_token>(self.get().session().tokens()); },
             nb::rv_policy::move)

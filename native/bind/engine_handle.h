@@ -71,6 +71,9 @@ class EngineHandle {
     void close() {
         exclusive([&] { engine_.reset(); });
     }
+    void refuse_if_busy() {
+        exclusive([] {});
+    }
     [[nodiscard]] bool closed() const { return engine_ == nullptr; }
 
     /// Runs `work` with this engine to itself. A second thread gets an error, not half of the first one's batch.
@@ -78,7 +81,7 @@ class EngineHandle {
     auto exclusive(Work && work) -> decltype(work()) {
         if (busy_.exchange(true)) {
             throw Error(ErrorCode::unsupported,
-                        "this model is in use by another thread; give each thread its own, or let them take turns");
+                        "this model is in use, by another thread or by the call that this one came from; give each thread its own, or let them take turns");
         }
         const std::unique_ptr<std::atomic<bool>, void (*)(std::atomic<bool> *)> release(
             &busy_, [](std::atomic<bool> * busy) { busy->store(false); });

@@ -80,7 +80,7 @@ void Engine::restore(std::span<const std::byte> bytes) {
         }
         throw Error(ErrorCode::invalid_argument,
                     "the saved state does not fit this context of " + std::to_string(target_.n_ctx()) +
-                        " tokens or its K/V type; load it with the settings it was saved with");
+                        " tokens, its K/V type or its attention mode (--flash-attn); load it with the settings it was saved with");
     }
     output_rows_.clear();
 }

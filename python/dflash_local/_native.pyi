@@ -188,6 +188,8 @@ class Engine:
     max_leaves: int  # of a draft tree; 1: chains only (recurrent state, windows, or a context of one sequence)
     tap_mode: str  # "" without a drafter
     def close(self) -> None: ...
+    def refuse_if_busy(self) -> None:
+        """Raises Unsupported while a call of another thread runs."""
 
     # The conversation. Committed tokens are `tokens`; the first `n_decoded` of them have K/V.
     @property

@@ -36,8 +36,8 @@ def check_numbers(settings: Mapping[str, Any]) -> None:
 def check_completion(arguments: Mapping[str, Any]) -> None:
     """Raises ValueError on a stop, seed or max_tokens of a wrong type or range."""
     stop = arguments.get("stop")
-    texts = [stop] if stop is None or isinstance(stop, str) else stop
-    if not isinstance(texts, list | tuple) or not all(text is None or isinstance(text, str) for text in texts):
+    texts = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         _refuse("stop", stop, "a text or a list of texts")
     seed = arguments.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not -1 <= seed <= MAX_SEED):

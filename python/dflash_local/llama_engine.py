@@ -339,6 +339,7 @@ class EngineLlama(LlamaBase):  # type: ignore[misc]
     @property
     def draft_stats(self) -> DraftStats:
         """Counters of the last call, true while it streams too."""
+        self._check_open()
         drafts = self._engine is not None and self.draft is not None and self._draft_rows != 0
         empty = DraftStats(
             rounds=0,
@@ -377,10 +378,14 @@ class EngineLlama(LlamaBase):  # type: ignore[misc]
             self._engine.refuse()
 
     def close(self) -> None:
-        """Frees engine, context and model. Any later use but another `close` raises Error."""
+        """Frees engine, context and model. Any later use but another `close` raises Error. Raises Unsupported, and frees
+        nothing, while another thread decodes."""
         stack = self.__dict__.get("_stack")
         if stack is None:  # __init__ failed before it opened anything
             return
+        engine = self.__dict__.get("_engine")
+        if engine is not None and not isinstance(engine, Closed):
+            engine.refuse_if_busy()
         self._run = self.__dict__.get("_run", 0) + 1
         stack.close()
         for name in ("_engine", "_ctx", "_batch", "_model", "_vocab", "tokenizer_"):

@@ -298,4 +298,6 @@ def load_runtime(
         except BaseException:
             loaded.close()
             raise
+        if opened.engine.n_ctx > n_ctx:
+            notify(f"the context holds {opened.engine.n_ctx} tokens: llama.cpp rounds {n_ctx} up")
         return Runtime(loaded, opened, tuning, memory)

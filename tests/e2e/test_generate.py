@@ -150,6 +150,11 @@ def test_context_end_is_a_length(tmp_path: Path) -> None:
     assert found["proof"]["exact"] == found["completion_tokens"]
 
 
+def test_a_prompt_on_the_command_line_beats_one_in_the_environment() -> None:
+    done = run("generate", "-p", "hi", "--max-tokens", "1", env={"DFLASH_FILE": "/no/such/file"})
+    assert done.returncode == 0, done.stderr
+
+
 def test_environment_twins_and_their_order() -> None:
     found = as_json("generate", "-p", "Hi", env={"DFLASH_MAX_TOKENS": "3", "DFLASH_DRAFT": "off", "DFLASH_SEED": "5"})
     assert found["completion_tokens"] <= 3

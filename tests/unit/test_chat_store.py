@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,25 @@ def test_failed_write_leaves_nothing(saved: Path, tmp_path: Path, monkeypatch: p
         save_chat(new_session(), saved)
     assert saved.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["chat.zip"]
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_what_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> None:
+    path = Path("/dev/zero")
+    if kind == "pipe":
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+    with pytest.raises(StoreError, match="exists and is no saved chat"):
+        save_chat(new_session(), path)
+
+
+def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path) -> None:
+    old, new = tmp_path / ".a.zip.x.tmp", tmp_path / ".a.zip.y.tmp"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    save_chat(new_session(), tmp_path / "a.zip")
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

@@ -282,5 +282,5 @@ def test_a_second_thread_is_told_that_the_engine_is_in_use(rig: Rig) -> None:
 
     out = rig.run(greedy(), 16, 7, on_sample)
     assert len(refused) == 3
-    assert all("in use by another thread" in text for text in refused)
+    assert all("in use, by another thread" in text for text in refused)
     assert rig.engine.replay(address(greedy().sampler))["exact"] == len(out)

@@ -300,6 +300,8 @@ def test_counters_of_a_plain_call(plain: Llama) -> None:
         "plain_rounds": 5,
         "draft_n": 0,
         "draft_n_accepted": 0,
+        "copy_rounds": 0,
+        "copy_n_accepted": 0,
         "tokens_per_round": 0.0,
         "draft_context": 0,
         "draft_status": "off",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from typing import Any
 
 import llama_cpp
@@ -82,6 +83,26 @@ def test_completion_arguments_are_refused(plain: Llama, arguments: dict[str, Any
 def test_messages_are_refused(plain: Llama, messages: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         plain.create_chat_completion(messages)
+
+
+def test_closing_while_another_thread_decodes_is_refused(smollm_path: str) -> None:
+    llm = Llama(smollm_path, **MODEL_OPTIONS)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(_ids: Any, scores: Any) -> Any:
+        inside.set()
+        go_on.wait(60)
+        return scores
+
+    processors = llama_cpp.LogitsProcessorList([wait])
+    thread = threading.Thread(target=lambda: llm("hi", max_tokens=1, logits_processor=processors))
+    thread.start()
+    assert inside.wait(60)
+    with pytest.raises(errors.Unsupported, match="is in use"):
+        llm.close()
+    go_on.set()
+    thread.join()
+    llm.close()
 
 
 def test_unknown_arguments_are_named(smollm_path: str) -> None:

@@ -21,7 +21,7 @@ class Screen:
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
-        self._colour = self._out.isatty() and not os.environ.get("NO_COLOR")
+        self._colour = self._out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self.failures = 0
 
     def write(self, text: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ VERSION = 1
 TRANSCRIPT = "chat.json"
 STATE = "engine.bin"
 MAX_TRANSCRIPT = 64 * 2**20
+LEFTOVER_AGE = 600.0  # seconds after which an unfinished file is nobody's
 _ROLES = frozenset({"user", "assistant"})
 
 
@@ -51,6 +55,7 @@ def save_chat(session: ChatSession, path: Path) -> None:
     }
     state = session.runtime.engine.save()
     temporary: str | None = None
+    _drop_leftovers(path)
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
@@ -66,6 +71,14 @@ def save_chat(session: ChatSession, path: Path) -> None:
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+
+
+def _drop_leftovers(path: Path) -> None:
+    """Removes what a killed program left of an earlier save; another one may be saving right now."""
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > LEFTOVER_AGE:
+                old.unlink()
 
 
 def load_chat(session: ChatSession, path: Path) -> str:
@@ -100,6 +113,8 @@ def load_chat(session: ChatSession, path: Path) -> str:
 
 
 def _is_chat(path: Path) -> bool:
+    if not path.is_file():  # a device has no end, a pipe no beginning
+        return False
     try:
         with zipfile.ZipFile(path) as archive:
             return TRANSCRIPT in archive.namelist()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from click.core import ParameterSource
 
 from dflash_local._errors import Error
 from dflash_local.chat.sanitize import Sanitizer
@@ -64,10 +65,16 @@ def read_text_file(path: Path, what: str) -> str:
         raise PromptError(f"{source} cannot be read: {error.strerror or error}") from error
 
 
+def chosen_source(context: typer.Context, prompt: str | None, file: Path | None) -> tuple[str | None, Path | None]:
+    """Prompt and file, without the one from the environment where the other stands on the command line."""
+    given = [context.get_parameter_source(name) == ParameterSource.COMMANDLINE for name in ("prompt", "file")]
+    return prompt if given[0] or not given[1] else None, file if given[1] or not given[0] else None
+
+
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The prompt from its one source. Raises typer.BadParameter (several, none), PromptError."""
     if prompt is not None and file is not None:
-        raise typer.BadParameter("a prompt comes from -p or from -f, not from both", param_hint="-p / -f")
+        raise typer.BadParameter("a prompt comes from -p (DFLASH_PROMPT) or from -f (DFLASH_FILE), not from both", param_hint="-p / -f")
     if prompt is None and file is None and sys.stdin.isatty():
         raise typer.BadParameter("no prompt: give -p TEXT, -f FILE, or pipe it in", param_hint="-p / -f")
     text = prompt if prompt is not None else read_text_file(file or Path("-"), "the prompt")

@@ -87,6 +87,7 @@ def chat(
 
 @app.command()
 def generate(
+    context: typer.Context,
     model: opt.ModelOption = opt.DEFAULT_MODEL,
     draft: opt.DraftOption = "auto",
     draft_rows: opt.DraftRowsOption = "auto",
@@ -141,14 +142,20 @@ def generate(
         pair = opt.parse_draft(draft)
         rows = opt.parse_draft_rows(draft_rows)
         opt.make_params(temperature, top_k, top_p, min_p, seed)
-        from dflash_local.cli.generate import GenerateOptions, read_prompt, read_text_file, run_generate
+        from dflash_local.cli.generate import (
+            GenerateOptions,
+            chosen_source,
+            read_prompt,
+            read_text_file,
+            run_generate,
+        )
         from dflash_local.textstream import check_stops
 
         try:
             stops = list(check_stops(stop or []))
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--stop") from error
-        text = read_prompt(prompt, file)
+        text = read_prompt(*chosen_source(context, prompt, file))
         rules = read_text_file(grammar, "the grammar") if grammar is not None else None
         params = opt.make_params(temperature, top_k, top_p, min_p, seed, rules)
         with opt.open_runtime(
