@@ -18,9 +18,9 @@ constexpr double margin_bound = 10.0;
 constexpr double sibling_mass = 0.98;  // of what the best candidate leaves, at most
 
 // Neutral: the drafter's own probabilities, log-odds tempered by 0.8.
-constexpr OnlineLogit<4>::Prior best_prior{{0.0, 0.0, 1.6, 0.0}, {0.15, 0.5, 0.3, 0.1}, {0.95, 0.998, 0.998, 0.998}};
-constexpr OnlineLogit<2>::Prior slot_prior{{0.0, 0.0}, {0.3, 0.05}, {0.995, 0.995}};
-constexpr OnlineLogit<3>::Prior sibling_prior{{0.0, 1.6, 0.0}, {0.5, 0.2, 0.1}, {0.999, 0.999, 0.999}};
+constexpr OnlineLogit<4>::Prior best_prior{{0.0, 0.0, 1.6, 0.0}, {0.15, 0.5, 0.3, 0.1}, {0.95, 0.998, 0.9995, 0.9995}};
+constexpr OnlineLogit<2>::Prior slot_prior{{0.0, 0.0}, {0.3, 0.05}, {0.995, 0.999}};
+constexpr OnlineLogit<3>::Prior sibling_prior{{0.0, 1.6, 0.0}, {0.5, 0.2, 0.1}, {0.9998, 0.9998, 0.9998}};
 
 void refuse(const std::string & what) {
     throw Error(ErrorCode::invalid_argument,

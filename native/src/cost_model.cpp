@@ -14,7 +14,7 @@ namespace {
 
 constexpr double drift = 0.05;         // share of a miss by which a trusted shape moves
 constexpr double miss_bound = 0.5;     // of a logarithm: what lies beyond counts as this much
-constexpr double far_miss = 1.0;     // of a logarithm: what lies beyond is no drift
+constexpr double far_miss = 1.0;       // of a logarithm: what lies beyond is no drift
 constexpr double standard_off = 0.03;  // of a logarithm: misses of one-row rounds that are still noise
 
 constexpr std::int32_t misses_needed = 3;
@@ -31,6 +31,16 @@ double lower_median(std::span<double> values) {
         }
     }
     return values[(values.size() - 1) / 2];
+}
+
+/// What a slow estimate takes over from a new ratio: a little, nothing of an outlier, all where the last few are far
+/// off.
+double slow_part(double ratio, const RecentMedian & ratios) {
+    const double level = ratios.value(0.0);
+    if (std::abs(level) > far_miss) {
+        return level;
+    }
+    return std::abs(ratio) > far_miss ? 0.0 : drift * bounded(ratio);
 }
 
 double shape(const WidthCost & cost, std::int32_t n_past) { return cost.base_ms + cost.slope_ms * std::max(n_past, 0); }
@@ -115,6 +125,11 @@ std::int32_t CostModel::observations(std::int32_t rows) const noexcept {
     }
     const Width & found = widths_[static_cast<std::size_t>(it - rows_.begin())];
     return found.n + (found.prior_ms > 0.0 ? trusted_after : 0);
+}
+
+bool CostModel::seen(std::int32_t rows) const noexcept {
+    const auto it = std::ranges::lower_bound(rows_, rows);
+    return it != rows_.end() && *it == rows && widths_[static_cast<std::size_t>(it - rows_.begin())].n > 0;
 }
 
 double CostModel::target_ms(std::int32_t rows, std::int32_t n_past) const {
@@ -252,7 +267,7 @@ void CostModel::observe_draft(std::int32_t slots, double ms) {
     }
     const double ratio = std::log(ms / load() / draft_shape(slots));
     draft_ratios_.push(ratio);
-    const double move = std::abs(ratio) > far_miss ? 0.0 : drift * bounded(ratio);
+    const double move = slow_part(ratio, draft_ratios_);
     extra_.draft_ms *= std::exp(move);
     const std::int32_t missing = extra_.draft_slots - slots;
     // What a shorter pass takes less than told is what its missing slots save.
@@ -288,7 +303,7 @@ void CostModel::observe_rest(std::int32_t emitted, double ms, std::int32_t extra
     }
     const double ratio = std::log(quiet / predicted);
     rest_ratios_.push(ratio);
-    const double move = std::abs(ratio) > far_miss ? 0.0 : drift * bounded(ratio);
+    const double move = slow_part(ratio, rest_ratios_);
     extra_.rest_ms *= std::exp(move);
     rest_ratios_.shift(-move);
 }

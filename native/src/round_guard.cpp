@@ -51,6 +51,7 @@ void RoundGuard::settle(double spent, double emitted) noexcept {
     const double won = emitted - spent;
     won_ = keep * won_ + won;
     squares_ = keep * squares_ + won * won;
+    slump_ = std::max(0.0, slump_ - won);
     spent_ = keep * spent_ + spent;
     if (won_ > worst_loss) {
         pause_ = first_pause;
@@ -66,6 +67,8 @@ void RoundGuard::settle(double spent, double emitted) noexcept {
         won_ = squares_ = spent_ = 0.0;
     }
 }
+
+bool RoundGuard::has_credit() const noexcept { return speed() > credit_speed && slump_ < credit; }
 
 void RoundGuard::pass(std::int32_t emitted) noexcept { pause_left_ = std::max(0, pause_left_ - emitted); }
 

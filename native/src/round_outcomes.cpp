@@ -9,7 +9,7 @@ namespace dflash {
 namespace {
 
 constexpr std::size_t settle_delay = 2;     // rounds: the load around a round is known once two more are over
-constexpr double outlier = 3.0;  // times the prediction: beyond, something else held the machine up
+constexpr double outlier = 3.0;             // times the prediction: beyond, something else held the machine up
 constexpr double reference_miss = 0.05;     // of a logarithm: a plain round this far off is soon asked for again
 constexpr std::int32_t reference_soon = 8;  // rounds
 

@@ -21,7 +21,9 @@ constexpr float chain_floor = 0.02F;   // path probability below which a chain i
 constexpr std::array<std::int32_t, 3> trial_rows{2, 4, 8};
 constexpr std::int32_t trial_observations = 2;
 constexpr double trial_row_guess = 0.25;  // of a plain round, per row of a width never measured
-constexpr double trial_hope = 0.7;  // speed against plain that a width never measured must promise
+constexpr double trial_hope = 0.7;        // speed against plain that a width never measured must promise
+constexpr double doubt_hope = 0.5;        // and one that only the table knows
+constexpr std::int32_t doubts_after = 4;  // draft rounds
 constexpr float trial_chain_prob = 0.6F;
 constexpr std::size_t depth_history = 8;  // draft rounds
 constexpr std::int32_t all_slots_every = 16;
@@ -72,6 +74,19 @@ std::int32_t RoundPlanner::untried_rows(std::int32_t nodes) const {
     return 0;
 }
 
+/// A width that only the table knows: its price may be the reason why it is not used.
+std::int32_t RoundPlanner::doubted_rows(std::int32_t nodes) const {
+    if (draft_rounds_ < doubts_after) {
+        return 0;
+    }
+    for (const std::int32_t rows : costs_.widths()) {
+        if (rows > 1 && rows - 1 <= nodes && !costs_.seen(rows)) {
+            return rows;
+        }
+    }
+    return 0;
+}
+
 double RoundPlanner::untried_ms(std::int32_t rows, std::int32_t n_past) const {
     return costs_.widths().size() > 1 ? costs_.target_ms(rows, n_past)
                                       : costs_.target_ms(1, n_past) * (1.0 + trial_row_guess * (rows - 1));
@@ -108,9 +123,10 @@ void RoundPlanner::judge_drafting(const RoundView & view, std::span<const WidthO
     const DraftRate recent = worth_.rate(options, draft, terms, std::min(memory, DraftWorth::recent));
     const double speed = std::max(steady.tokens_per_ms / plain, recent.tokens_per_ms / plain / recent_margin);
     const double wary = 1.0 + distrust_margin * std::min(draft_guard_.distrust(), most_distrust);
-    drafting_ =
-        !draft_guard_.suspended() && (steady.tokens_per_ms > plain * wary * (drafting_ ? 1.0 : start_margin) ||
-                                      recent.tokens_per_ms > plain * wary * (drafting_ ? stay_recent : recent_margin));
+    const bool credit = drafting_ && draft_guard_.has_credit();
+    drafting_ = !draft_guard_.suspended() &&
+                (credit || steady.tokens_per_ms > plain * wary * (drafting_ ? 1.0 : start_margin) ||
+                 recent.tokens_per_ms > plain * wary * (drafting_ ? stay_recent : recent_margin));
     status_.draft_speed = speed;
     status_.draft_tokens = steady.emitted;
     status_.needed_tokens = steady.ms * plain;
@@ -253,16 +269,18 @@ DraftTree RoundPlanner::plan_draft(const RoundView & view, const DraftCandidates
     ++draft_rounds_;
     promising_ = best.choice.emitted * plain > best.choice.ms + draft_cost(view);
 
-    const auto reach = static_cast<std::size_t>(untried);
-    if (untried > 0 && best.tree.size() >= untried - 1) {
+    const std::int32_t doubted = untried > 0 ? 0 : doubted_rows(best.tree.size());
+    const std::int32_t rows = std::max(untried, doubted);
+    if (rows > 0 && best.tree.size() >= rows - 1) {
         // A width never measured is tried where it might pay; the first one always.
-        const double ms = untried_ms(untried, view.n_past) + draft_cost(view);
-        const double emitted = expected_tokens(best.tree)[reach - 1];
-        const bool hopeful = costs_.widths().size() == 1 || emitted * plain > trial_hope * ms;
+        const double ms = untried_ms(rows, view.n_past) + draft_cost(view);
+        const double emitted = expected_tokens(best.tree)[static_cast<std::size_t>(rows) - 1];
+        const double hope = untried > 0 ? trial_hope : doubt_hope;
+        const bool hopeful = costs_.widths().size() == 1 || emitted * plain > hope * ms;
         const double cost = ms / plain - emitted;
         if (hopeful && (trial_ ? draft_purse_.affords(cost) : draft_purse_.due(cost))) {
             trial_ = true;
-            best.choice.nodes = untried - 1;
+            best.choice.nodes = rows - 1;
         }
     }
     best.tree.cut(best.choice.nodes);

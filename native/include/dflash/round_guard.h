@@ -40,10 +40,12 @@ class TrialPurse {
 /// Watches what a kind of round really wins against plain decoding and suspends it where it loses.
 class RoundGuard {
   public:
-    static constexpr double memory = 64.0;           // rounds
-    static constexpr double loss = 2.0;              // tokens, when no chance explains it
-    static constexpr double worst_loss = 4.0;        // tokens, chance or not
-    static constexpr double loss_share = 0.02;       // of the time spent
+    static constexpr double memory = 64.0;      // rounds
+    static constexpr double loss = 2.0;         // tokens, when no chance explains it
+    static constexpr double worst_loss = 4.0;   // tokens, chance or not
+    static constexpr double loss_share = 0.02;  // of the time spent
+    static constexpr double credit = 6.0;       // tokens that winners may lose in a row
+    static constexpr double credit_speed = 1.03;
     static constexpr std::int32_t first_pause = 64;  // tokens
     static constexpr std::int32_t last_pause = 2048;
 
@@ -52,6 +54,8 @@ class RoundGuard {
     void pass(std::int32_t emitted) noexcept;
     [[nodiscard]] bool suspended() const noexcept { return pause_left_ > 0; }
     [[nodiscard]] std::int32_t pause_left() const noexcept { return pause_left_; }
+    /// Do these rounds win by the last ones' account, and have not lost much since they last did?
+    [[nodiscard]] bool has_credit() const noexcept;
     [[nodiscard]] std::int32_t strikes() const noexcept { return strikes_; }
     /// Strikes since these rounds last won clearly.
     [[nodiscard]] std::int32_t distrust() const noexcept { return distrust_; }
@@ -63,6 +67,7 @@ class RoundGuard {
   private:
     double won_ = 0.0;
     double squares_ = 0.0;
+    double slump_ = 0.0;  // lost since the sum of all that was won stood highest
     double spent_ = 0.0;
     double struck_speed_ = 0.0;
     std::int32_t pause_left_ = 0;

@@ -136,6 +136,7 @@ class RoundPlanner {
     [[nodiscard]] double plain_ms(std::int32_t n_past) const;
     [[nodiscard]] double draft_cost(const RoundView & view) const;
     [[nodiscard]] std::int32_t untried_rows(std::int32_t nodes) const;
+    [[nodiscard]] std::int32_t doubted_rows(std::int32_t nodes) const;
     [[nodiscard]] double untried_ms(std::int32_t rows, std::int32_t n_past) const;
     void note_view(const RoundView & view);
     void judge_drafting(const RoundView & view, std::span<const WidthOption> options);
