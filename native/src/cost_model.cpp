@@ -14,7 +14,10 @@ namespace {
 
 constexpr double drift = 0.05;         // share of a miss by which a trusted shape moves
 constexpr double miss_bound = 0.5;     // of a logarithm: what lies beyond counts as this much
+constexpr double far_miss = 1.0;       // of a logarithm: what lies beyond is no drift
 constexpr double standard_off = 0.03;  // of a logarithm: misses of one-row rounds that are still noise
+
+constexpr std::int32_t misses_needed = 3;
 
 bool usable(double ms) { return std::isfinite(ms) && ms > 0.0; }
 
@@ -28,6 +31,16 @@ double lower_median(std::span<double> values) {
         }
     }
     return values[(values.size() - 1) / 2];
+}
+
+/// What a slow estimate takes over from a new ratio: a little, nothing of an outlier, all where the last few are far
+/// off.
+double slow_part(double ratio, const RecentMedian & ratios) {
+    const double level = ratios.value(0.0);
+    if (std::abs(level) > far_miss) {
+        return level;
+    }
+    return std::abs(ratio) > far_miss ? 0.0 : drift * bounded(ratio);
 }
 
 double shape(const WidthCost & cost, std::int32_t n_past) { return cost.base_ms + cost.slope_ms * std::max(n_past, 0); }
@@ -87,7 +100,7 @@ void CostModel::set_table(const CostTable & table) {
     extra_.widths.clear();
     for (const WidthCost & cost : table.widths) {
         rows_.push_back(cost.rows);
-        widths_.push_back({cost, cost.base_ms, 0, {}});
+        widths_.push_back({cost, cost.base_ms, 0, 0, {}});
     }
 }
 
@@ -112,6 +125,11 @@ std::int32_t CostModel::observations(std::int32_t rows) const noexcept {
     }
     const Width & found = widths_[static_cast<std::size_t>(it - rows_.begin())];
     return found.n + (found.prior_ms > 0.0 ? trusted_after : 0);
+}
+
+bool CostModel::seen(std::int32_t rows) const noexcept {
+    const auto it = std::ranges::lower_bound(rows_, rows);
+    return it != rows_.end() && *it == rows && widths_[static_cast<std::size_t>(it - rows_.begin())].n > 0;
 }
 
 double CostModel::target_ms(std::int32_t rows, std::int32_t n_past) const {
@@ -151,7 +169,7 @@ CostModel::Width & CostModel::width(std::int32_t rows, std::int32_t n_past, doub
         cost.slope_ms = near.slope_ms * scale;
     }
     rows_.insert(rows_.begin() + at, rows);
-    return *widths_.insert(widths_.begin() + at, Width{cost, 0.0, 0, {}});
+    return *widths_.insert(widths_.begin() + at, Width{cost, 0.0, 0, 0, {}});
 }
 
 void CostModel::learn_young(Width & width, double ratio) {
@@ -171,19 +189,18 @@ void CostModel::learn_young(Width & width, double ratio) {
 }
 
 void CostModel::check_standard(double miss) {
-    if (n_plain_misses_ > 0 && plain_misses_[static_cast<std::size_t>(n_plain_misses_ - 1)] * miss <= 0.0) {
+    if (n_plain_misses_ == 0 || plain_miss_ * miss <= 0.0) {
+        plain_miss_ = miss;
         n_plain_misses_ = 0;
     }
-    if (std::abs(miss) < standard_off) {
-        n_plain_misses_ = 0;
-        return;
-    }
-    plain_misses_[static_cast<std::size_t>(n_plain_misses_++)] = miss;
-    if (n_plain_misses_ < static_cast<std::int32_t>(plain_misses_.size())) {
+    ++n_plain_misses_;
+    plain_miss_ = std::abs(miss) < std::abs(plain_miss_) ? miss : plain_miss_;
+    const double chance = 3.0 * noise_ / std::sqrt(n_plain_misses_);
+    if (n_plain_misses_ < misses_needed || std::abs(plain_miss_) < std::max(standard_off, chance)) {
         return;
     }
     n_plain_misses_ = 0;
-    const double shift = *std::ranges::min_element(plain_misses_, {}, [](double m) { return std::abs(m); });
+    const double shift = plain_miss_;
     ratios_.shift(shift);
     for (Width & other : widths_) {
         if (other.cost.rows != rows_.front() && other.n >= trusted_after) {
@@ -212,8 +229,19 @@ void CostModel::observe_target(std::int32_t rows, std::int32_t n_past, double ms
     since_plain_ = standard ? 0 : since_plain_ + 1;
     ratios_.push(ratio);
     load_log_ = ratios_.value(0.0);
+    const double miss = ratio - load_log_;
+    if (std::abs(miss) > far_miss) {
+        if (++seen.n_far >= trusted_after && !standard) {
+            seen.n = 0;  // learned anew
+            seen.n_far = 0;
+            seen.prior_ms = 0.0;
+        }
+        return;
+    }
+    seen.n_far = 0;
+    noise_ += drift * (std::abs(miss) - noise_);
     if (!standard) {
-        const double move = std::exp(drift * bounded(ratio - load_log_));
+        const double move = std::exp(drift * bounded(miss));
         seen.cost.base_ms *= move;
         seen.cost.slope_ms *= move;
     }
@@ -239,7 +267,7 @@ void CostModel::observe_draft(std::int32_t slots, double ms) {
     }
     const double ratio = std::log(ms / load() / draft_shape(slots));
     draft_ratios_.push(ratio);
-    const double move = drift * bounded(ratio);
+    const double move = slow_part(ratio, draft_ratios_);
     extra_.draft_ms *= std::exp(move);
     const std::int32_t missing = extra_.draft_slots - slots;
     // What a shorter pass takes less than told is what its missing slots save.
@@ -275,8 +303,9 @@ void CostModel::observe_rest(std::int32_t emitted, double ms, std::int32_t extra
     }
     const double ratio = std::log(quiet / predicted);
     rest_ratios_.push(ratio);
-    extra_.rest_ms *= std::exp(drift * bounded(ratio));
-    rest_ratios_.shift(-drift * bounded(ratio));
+    const double move = slow_part(ratio, rest_ratios_);
+    extra_.rest_ms *= std::exp(move);
+    rest_ratios_.shift(-move);
 }
 
 }  // namespace dflash

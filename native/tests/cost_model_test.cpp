@@ -187,3 +187,23 @@ TEST_CASE("what is left of a round is learned per token, and per leaf from trees
     CHECK(model.rest_ms(1.0) == doctest::Approx(0.4).epsilon(0.1));
     CHECK(model.rest_ms(1.0, 1) == doctest::Approx(0.9).epsilon(0.15));
 }
+
+TEST_CASE("outliers do not creep into the shapes where one row is rarely seen") {
+    CostModel model = model_of(stepped());
+    for (int i = 1; i <= 3000; ++i) {
+        const bool plain = i % 64 == 0;
+        model.observe_target(plain ? 1 : 4, 0, (plain ? 10.0 : 14.0) * (i % 33 == 0 ? 100.0 : 1.0));
+    }
+    CHECK(model.target_ms(4, 0) == doctest::Approx(14.0).epsilon(0.05));
+    CHECK(model.target_ms(1, 0) == doctest::Approx(10.0).epsilon(0.05));
+    CHECK(model.target_ms(8, 0) == doctest::Approx(20.0).epsilon(0.05));
+}
+
+TEST_CASE("a width that takes many times as long from now on is learned anew") {
+    CostModel model = model_of(stepped());
+    for (int i = 0; i < 60; ++i) {
+        model.observe_target(i % 3 == 0 ? 4 : 1, 0, i % 3 != 0 ? 10.0 : i < 15 ? 14.0 : 140.0);
+    }
+    CHECK(model.target_ms(4, 0) == doctest::Approx(140.0).epsilon(0.05));
+    CHECK(model.target_ms(1, 0) == doctest::Approx(10.0).epsilon(0.05));
+}

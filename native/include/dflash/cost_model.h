@@ -53,6 +53,8 @@ class CostModel {
     [[nodiscard]] std::span<const std::int32_t> widths() const noexcept { return rows_; }
     /// Times a width was observed; what a table tells counts as trusted_after times.
     [[nodiscard]] std::int32_t observations(std::int32_t rows) const noexcept;
+    /// Was the width timed since the table was set?
+    [[nodiscard]] bool seen(std::int32_t rows) const noexcept;
     /// Predicted under the load of now. Between measured widths: the next wider one's (steps stay steps). Beyond the
     /// widest: on by the last two widths' time per row. 0 while nothing is known.
     [[nodiscard]] double target_ms(std::int32_t rows, std::int32_t n_past) const;
@@ -72,6 +74,7 @@ class CostModel {
         WidthCost cost;
         double prior_ms = 0.0;  // base as the table has it; 0: not in the table
         std::int32_t n = 0;
+        std::int32_t n_far = 0;  // far misses in a row: outliers, or another machine than the one that was measured
         std::array<double, trusted_after> first{};  // the first observations, over what was predicted for base_ms
     };
 
@@ -79,7 +82,8 @@ class CostModel {
     std::vector<std::int32_t> rows_;
     RecentMedian ratios_;  // log(observed / shape) of trusted widths
     double load_log_ = 0.0;
-    std::array<double, 3> plain_misses_{};  // the last one-row rounds, against the load that other widths told
+    double noise_ = 0.0;       // usual distance of a ratio from the load, as a logarithm
+    double plain_miss_ = 0.0;  // the least by which one-row rounds in a row missed the load that other widths told
     std::int32_t n_plain_misses_ = 0;
     std::int32_t since_plain_ = 0;
 
