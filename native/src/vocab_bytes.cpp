@@ -72,8 +72,9 @@ std::vector<llama_token> VocabBytes::tokenize(std::string_view text) const {
     if (text.empty()) {
         return {};
     }
-    // SentencePiece vocabularies put a space before the text; after a line break they have to write it as it is.
-    for (const std::string_view guard : {"", "\n"}) {
+    // Some SentencePiece vocabularies put a space before the text, but not after other text. One of these guards does
+    // not merge with it.
+    for (const std::string_view guard : {"", "\n", ":", "1", "a"}) {
         const std::string whole = std::string(guard) + std::string(text);
         std::vector<llama_token> tokens = plain_tokens(vocab_, whole);
         std::string written;

@@ -22,9 +22,10 @@ DraftCandidates claim(double told, std::int32_t n_slots = 1) {
     out.n_slots = n_slots;
     out.top_k = 2;
     for (std::int32_t slot = 0; slot < n_slots; ++slot) {
-        out.ids.insert(out.ids.end(), {1, 2});
-        out.log_probs.insert(out.log_probs.end(),
-                             {static_cast<float>(std::log(told)), static_cast<float>(std::log((1.0 - told) * 0.7))});
+        out.ids.push_back(1);
+        out.ids.push_back(2);
+        out.log_probs.push_back(static_cast<float>(std::log(told)));
+        out.log_probs.push_back(static_cast<float>(std::log((1.0 - told) * 0.7)));
     }
     return out;
 }

@@ -32,9 +32,15 @@ PERSON = {
 
 
 class Vocab:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, space_prefix: bool = False) -> None:
         params = llama_cpp.llama_model_default_params()
         params.vocab_only = True
+        overrides = (llama_cpp.llama_model_kv_override * 2)()  # the empty second one ends them
+        if space_prefix:
+            overrides[0].key = b"tokenizer.ggml.add_space_prefix"
+            overrides[0].tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_BOOL
+            overrides[0].value.val_bool = True
+            params.kv_overrides = overrides
         self.model = _internals.LlamaModel(path_model=path, params=params, verbose=False)
         self.address = address(self.model.vocab)
         self.eog = self.model.token_eos()
@@ -287,6 +293,16 @@ def test_a_text_of_the_schema_agrees_with_what_is_forced(vocab: Vocab, person: s
         ahead.accept(token)
     assert wrong == []
     assert ahead.allowed([vocab.eog]) == [True]
+
+
+@pytest.mark.parametrize("space_prefix", [False, True])
+def test_a_sentencepiece_vocabulary_writes_no_space_of_its_own(gemma_path: str, space_prefix: bool) -> None:
+    gemma = Vocab(gemma_path, space_prefix=space_prefix)
+    assert gemma.text(gemma.tokens("fox")) == (" fox" if space_prefix else "fox")
+    for text in ("The quick brown fox.", " The fox!", "name: gr\u00fc\u00dfe \u4f60\u597d!", "x"):
+        tokens = gemma.ahead(f'root ::= "{text}"').forced(32)
+        assert gemma.text(tokens) == text
+    gemma.close()
 
 
 def test_copies_go_on_where_the_text_went_on_before() -> None:
