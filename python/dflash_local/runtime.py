@@ -141,9 +141,7 @@ def open_engine(
     if pair.kind is None:
         return OpenedEngine(engine, pair, lambda: None)
     try:
-        key = costs.key_of(
-            pair, model.metadata(), context_params, tap_mode=engine.tap_mode, n_gpu_layers=n_gpu_layers
-        )
+        key = costs.key_of(pair, model.metadata(), context_params, tap_mode=engine.tap_mode, n_gpu_layers=n_gpu_layers)
         table = costs.prior(engine, key, warn=notify, note=note)
         if table is not None:
             engine.set_costs(table)

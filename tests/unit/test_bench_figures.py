@@ -110,10 +110,10 @@ def test_oracle_equals_trying_everything() -> None:
 def test_copies_continue_the_longest_match() -> None:
     #         a  b  x        c  a  b  y
     prompt = (1, 2, 9, 5, 3, 1, 2, 7, 4)
-    # After "c a b" the longer match says y, the shorter x; y and 4 follow, then the text goes its own way.
-    assert copies(prompt, (3, 1, 2, 7, 4, 8), 16) == [0, 3, 2, 1, 0, 0]
+    # One token, "c", is match enough; after "c a b" the longer match says y, the shorter x; then the text goes its way.
+    assert copies(prompt, (3, 1, 2, 7, 4, 8), 16) == [4, 3, 2, 1, 0, 0]
     # A loop runs into itself.
-    assert copies((6,), (1, 2, 1, 2, 1, 2, 1, 2), 3) == [0, 0, 0, 3, 3, 2, 1, 0]
+    assert copies((6,), (1, 2, 1, 2, 1, 2, 1, 2), 3) == [0, 0, 3, 3, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,10 @@ class LocalSide:
     def vocab(self) -> VocabLike:
         return self.runtime.vocab
 
+    @property
+    def draft_kind(self) -> str | None:
+        return self.runtime.draft_kind if self.draft_rows != 0 else None
+
     def new_sampler(self, params: SamplingParams) -> SamplerLike:
         return self.runtime.new_sampler(params)
 
@@ -158,7 +162,7 @@ class Local:
     def _engine(self, params: ctypes.Structure, drafter: native.Drafter | None = None) -> native.Engine:
         import ctypes
 
-        engine = native.Engine(self.runtime.model.model, ctypes.addressof(params), drafter)
+        engine = native.Engine(self.runtime.model.model, ctypes.addressof(params), drafter, copies=False)
         self._open.append(engine)
         return engine
 

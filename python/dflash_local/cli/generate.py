@@ -74,7 +74,9 @@ def chosen_source(context: typer.Context, prompt: str | None, file: Path | None)
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The prompt from its one source. Raises typer.BadParameter (several, none), PromptError."""
     if prompt is not None and file is not None:
-        raise typer.BadParameter("a prompt comes from -p (DFLASH_PROMPT) or from -f (DFLASH_FILE), not from both", param_hint="-p / -f")
+        raise typer.BadParameter(
+            "a prompt comes from -p (DFLASH_PROMPT) or from -f (DFLASH_FILE), not from both", param_hint="-p / -f"
+        )
     if prompt is None and file is None and sys.stdin.isatty():
         raise typer.BadParameter("no prompt: give -p TEXT, -f FILE, or pipe it in", param_hint="-p / -f")
     text = prompt if prompt is not None else read_text_file(file or Path("-"), "the prompt")
