@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 namespace dflash {
@@ -20,7 +21,9 @@ struct Candidate {
 using Candidates = std::vector<Candidate>;
 
 void sort_likeliest_first(Candidates & list) {
-    std::ranges::stable_sort(list, [](const Candidate & a, const Candidate & b) { return a.prob > b.prob; });
+    std::ranges::sort(list, [](const Candidate & a, const Candidate & b) {
+        return std::tuple(b.prob, a.rank, a.source) < std::tuple(a.prob, b.rank, b.source);
+    });
 }
 
 /// What may follow at each depth, off the given chain and on it.
