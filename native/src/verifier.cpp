@@ -58,7 +58,9 @@ std::vector<std::int32_t> parents_of(const DraftTree & tree) {
     return parents;
 }
 
-std::int32_t n_leaves(std::span<const Row> rows) noexcept { return std::bit_width(rows[0].seqs); }
+std::int32_t n_leaves(std::span<const Row> rows) noexcept {
+    return static_cast<std::int32_t>(std::bit_width(rows[0].seqs));
+}
 
 std::int32_t leaf_of(const Row & row) noexcept { return std::countr_zero(row.seqs); }
 
