@@ -81,7 +81,8 @@ class EngineHandle {
     auto exclusive(Work && work) -> decltype(work()) {
         if (busy_.exchange(true)) {
             throw Error(ErrorCode::unsupported,
-                        "this model is in use, by another thread or by the call that this one came from; give each thread its own, or let them take turns");
+                        "this model is in use, by another thread or by the call that this one came from; give each "
+                        "thread its own, or let them take turns");
         }
         const std::unique_ptr<std::atomic<bool>, void (*)(std::atomic<bool> *)> release(
             &busy_, [](std::atomic<bool> * busy) { busy->store(false); });

@@ -79,7 +79,8 @@ bool Engine::may_draft(const RoundOptions & options) const {
 
 void Engine::gather_offer(llama_sampler * sampler, std::int32_t n) {
     offer_ = {};
-    std::unique_ptr<GrammarAhead> found = GrammarAhead::of(sampler, llama_model_get_vocab(target_.model()), vocab_bytes_);
+    std::unique_ptr<GrammarAhead> found =
+        GrammarAhead::of(sampler, llama_model_get_vocab(target_.model()), vocab_bytes_);
     if (!found || !grammar_ || !found->same_source(*grammar_)) {
         grammar_ = std::move(found);
     }
@@ -162,8 +163,8 @@ DraftTree Engine::fixed_tree(const RoundOptions & options, const RoundPlan & pla
         inputs.chain_probs = probs;
         inputs.chain_source = offer_.source;
     }
-    return DraftTree::grow(inputs,
-                           {.max_nodes = std::min(options.draft_rows, most_nodes()), .max_leaves = leaves, .seed_depth = 0});
+    return DraftTree::grow(
+        inputs, {.max_nodes = std::min(options.draft_rows, most_nodes()), .max_leaves = leaves, .seed_depth = 0});
 }
 
 RoundPlan Engine::plan_fixed(llama_sampler * sampler, const RoundOptions & options) {

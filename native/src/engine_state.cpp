@@ -78,9 +78,10 @@ void Engine::restore(std::span<const std::byte> bytes) {
             rewind_memories(0);
             session_.forget_decoded();
         }
-        throw Error(ErrorCode::invalid_argument,
-                    "the saved state does not fit this context of " + std::to_string(target_.n_ctx()) +
-                        " tokens, its K/V type or its attention mode (--flash-attn); load it with the settings it was saved with");
+        throw Error(ErrorCode::invalid_argument, "the saved state does not fit this context of " +
+                                                     std::to_string(target_.n_ctx()) +
+                                                     " tokens, its K/V type or its attention mode (--flash-attn); load "
+                                                     "it with the settings it was saved with");
     }
     output_rows_.clear();
 }

@@ -378,8 +378,8 @@ class EngineLlama(LlamaBase):  # type: ignore[misc]
             self._engine.refuse()
 
     def close(self) -> None:
-        """Frees engine, context and model. Any later use but another `close` raises Error. Raises Unsupported, and frees
-        nothing, while another thread decodes."""
+        """Frees engine, context and model; any later use but another `close` raises Error. While another thread decodes
+        it frees nothing and raises Unsupported."""
         stack = self.__dict__.get("_stack")
         if stack is None:  # __init__ failed before it opened anything
             return

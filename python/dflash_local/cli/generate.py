@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from click.core import ParameterSource
 
 from dflash_local._errors import Error
 from dflash_local.chat.sanitize import Sanitizer
@@ -67,7 +66,8 @@ def read_text_file(path: Path, what: str) -> str:
 
 def chosen_source(context: typer.Context, prompt: str | None, file: Path | None) -> tuple[str | None, Path | None]:
     """Prompt and file, without the one from the environment where the other stands on the command line."""
-    given = [context.get_parameter_source(name) == ParameterSource.COMMANDLINE for name in ("prompt", "file")]
+    sources = [context.get_parameter_source(name) for name in ("prompt", "file")]
+    given = [source is not None and source.name == "COMMANDLINE" for source in sources]
     return prompt if given[0] or not given[1] else None, file if given[1] or not given[0] else None
 
 
