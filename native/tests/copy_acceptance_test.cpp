@@ -8,10 +8,11 @@
 using namespace dflash;
 using namespace dflash::sim;
 
-TEST_CASE("a copy starts wary: the longer and the more agreed upon, the likelier") {
+TEST_CASE("a copy starts as measured: the longer and the more agreed upon, the likelier") {
     const CopyAcceptance copies;
-    CHECK(copies.prob({2, 1, 1}, 1) == doctest::Approx(0.25).epsilon(0.1));
-    CHECK(copies.prob({8, 1, 1}, 1) == doctest::Approx(0.85).epsilon(0.05));
+    CHECK(copies.prob({1, 1, 1}, 1) == doctest::Approx(0.25).epsilon(0.1));
+    CHECK(copies.prob({2, 1, 1}, 1) == doctest::Approx(0.5).epsilon(0.1));
+    CHECK(copies.prob({8, 1, 1}, 1) == doctest::Approx(0.89).epsilon(0.05));
     CHECK(copies.prob({8, 4, 4}, 1) > 0.9F);
     CHECK(copies.prob({32, 1, 1}, 1) > 0.97F);
     CHECK(copies.prob({8, 4, 1}, 1) < copies.prob({8, 4, 4}, 1) - 0.2F);

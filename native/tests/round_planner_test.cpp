@@ -105,7 +105,7 @@ TEST_CASE("a confident copy goes ahead without a draft pass and past the block, 
     RoundPlanner planner;
     planner.costs().set_table(rising());
     const std::vector<llama_token> chain(40, 7);
-    CHECK(planner.choose(copy_view(chain, 2)) == RoundSource::plain);
+    CHECK(planner.choose(copy_view(chain, 1)) == RoundSource::plain);
     const RoundView sure = copy_view(chain, 32);
     REQUIRE(planner.choose(sure) == RoundSource::chain);
     const DraftTree tree = planner.plan(sure, nullptr);
@@ -130,7 +130,7 @@ TEST_CASE("copies are judged by what comes, also while none is verified") {
     RoundPlanner planner;
     planner.costs().set_table(rising());
     const std::vector<llama_token> chain(12, 7);
-    RoundView view = copy_view(chain, 2);
+    RoundView view = copy_view(chain, 1);
     CHECK(planner.choose(view) == RoundSource::plain);
     for (std::int32_t i = 0; i < 40; ++i) {
         view.n_past = i;
