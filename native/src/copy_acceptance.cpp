@@ -8,6 +8,7 @@ namespace dflash {
 
 namespace {
 
+constexpr double caution = 0.5;  // standard deviations
 constexpr std::int32_t longest = 64;
 constexpr std::size_t n_buckets = 12;
 
@@ -45,9 +46,19 @@ CopyAcceptance::Shared::Vector CopyAcceptance::features(const CopyEvidence & evi
             log2_of(run_ + depth)};
 }
 
-float CopyAcceptance::prob(const CopyEvidence & evidence, std::int32_t depth) const {
+float CopyAcceptance::prob_below(const CopyEvidence & evidence, std::int32_t depth, double deviations) const {
     const Bucket & bucket = buckets_[bucket_of(length_at(evidence, depth))];
-    return static_cast<float>(logistic(shared_.score(features(evidence, depth)) + bucket.score({1.0})));
+    const Shared::Vector x = features(evidence, depth);
+    const double spread = deviations > 0.0 ? std::sqrt(shared_.spread(x) + bucket.spread({1.0})) : 0.0;
+    return static_cast<float>(logistic(shared_.score(x) + bucket.score({1.0}) - deviations * spread));
+}
+
+float CopyAcceptance::prob(const CopyEvidence & evidence, std::int32_t depth) const {
+    return prob_below(evidence, depth, 0.0);
+}
+
+float CopyAcceptance::cautious_prob(const CopyEvidence & evidence, std::int32_t depth) const {
+    return prob_below(evidence, depth, caution);
 }
 
 void CopyAcceptance::observe(const CopyEvidence & evidence, std::int32_t depth, bool accepted) {

@@ -179,7 +179,7 @@ std::vector<float> RoundPlanner::chain_probs(const RoundView & view) const {
     float path = 1.0F;
     for (std::size_t i = 0; i < n && path > chain_floor; ++i) {
         const bool forced = view.chain_source == NodeSource::grammar;
-        out.push_back(forced ? forced_.prob() : copies_.prob(evidence, static_cast<std::int32_t>(i) + 1));
+        out.push_back(forced ? forced_.prob() : copies_.cautious_prob(evidence, static_cast<std::int32_t>(i) + 1));
         path *= out.back();
     }
     return out;

@@ -24,6 +24,9 @@ class CopyAcceptance {
 
     /// Of token number `depth` (from 1), given those before it.
     [[nodiscard]] float prob(const CopyEvidence & evidence, std::int32_t depth) const;
+    /// The same, lower by what is not known of it: copies are judged by what comes whether verified or not, so that
+    /// caution costs no knowledge.
+    [[nodiscard]] float cautious_prob(const CopyEvidence & evidence, std::int32_t depth) const;
     void observe(const CopyEvidence & evidence, std::int32_t depth, bool accepted);
 
   private:
@@ -34,6 +37,7 @@ class CopyAcceptance {
     std::vector<Bucket> buckets_;  // of match lengths, two to an octave
     std::int32_t run_ = 0;         // copied tokens that came true since the last that did not
 
+    [[nodiscard]] float prob_below(const CopyEvidence & evidence, std::int32_t depth, double deviations) const;
     [[nodiscard]] Shared::Vector features(const CopyEvidence & evidence, std::int32_t depth) const;
 };
 

@@ -1,4 +1,4 @@
-"""Runs every prompt on every side in turn, in reversed order every second time, and hands on what was measured."""
+"""Runs every prompt on every side, plain and draft by turns of a few tokens, and hands on what was measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from dflash_local._errors import ContextOverflow, Error, GrammarError
 from dflash_local.bench.costs import fit_to, measure_costs
 from dflash_local.bench.figures import first_difference
-from dflash_local.bench.local import FixedEngine, Local, LocalSide, agreeing, copies
+from dflash_local.bench.local import FixedEngine, Local, LocalSide, agreeing, copies, run_together
 from dflash_local.bench.oracle import Best, Costs, fastest
 from dflash_local.bench.peer import PREFIX, Peer, PeerError
 from dflash_local.bench.runs import Run, Side, Task
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dflash_local.runtime import Runtime
 
 PLAIN, OTHER_PLAIN, DRAFT = "plain", "plain, other attention", "draft"
+PAIRED = (PLAIN, OTHER_PLAIN, DRAFT)
 WARM_TOKENS = 8
 
 
@@ -116,13 +117,20 @@ class Comparison:
     def _repeat(self, task: Task, runs: dict[str, list[Run]], repeat: int) -> None:
         seed = ((task.params.seed or 0) + repeat) % (MAX_SEED + 1)
         seeded = replace(task, params=replace(task.params, seed=seed))
-        for side in list(self.sides) if repeat % 2 == 0 else self.sides[::-1]:
+        paired = [side for side in self.sides if isinstance(side, LocalSide) and side.name in PAIRED]
+        paired = paired if repeat % 2 == 0 else paired[::-1]
+        for side in paired:
+            self.step(f"{task.prompt.id}, {side.name}")
+        for side, run in zip(paired, run_together(paired, seeded), strict=True):
+            runs[side.name].append(run)
+        others = [side for side in self.sides if side not in paired]
+        for side in others if repeat % 2 == 0 else others[::-1]:
             self.step(f"{task.prompt.id}, {side.name}")
             if task.prompt.grammar is not None and side in self.peers:
                 continue  # OpenAI's protocol has no place for GBNF
-            run = self._run(side, seeded)
-            if run is not None:
-                runs[side.name].append(run)
+            other = self._run(side, seeded)
+            if other is not None:
+                runs[side.name].append(other)
 
     def _run(self, side: Side, task: Task) -> Run | None:
         """None from a peer that fails: it takes no further part."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dflash_local.pairs.resolve import Notify
     from dflash_local.runtime import Runtime
 
+TURN = 16  # tokens
 TIMES = ("target_ms", "draft_ms", "sample_ms", "other_ms")
 
 
@@ -52,16 +53,39 @@ class LocalSide:
 
     def run(self, task: Task) -> Run:
         """Answers from an empty context. Raises as `generate`."""
-        self.engine.reset()
-        run = generate(self, task.ids, task.params, max_tokens=task.max_tokens, draft_rows=self.draft_rows)
-        times: list[tuple[float, ...]] = []
-        try:
-            for _ in run:
-                stats: Any = self.engine.stats()
-                times.append(tuple(stats[name] for name in TIMES))
-        finally:
-            run.close()
-        result, stats = run.result, run.result.stats
+        (run,) = run_together([self], task)
+        return run
+
+
+class Answer:
+    """An answer of one side in the making, from an empty context."""
+
+    def __init__(self, side: LocalSide, task: Task) -> None:
+        side.engine.reset()
+        self._engine = side.engine
+        self._run = generate(side, task.ids, task.params, max_tokens=task.max_tokens, draft_rows=side.draft_rows)
+        self._chunks = iter(self._run)
+        self._times: list[tuple[float, ...]] = []
+        self.n_tokens = 0
+        self.done = False
+
+    def advance(self, n_tokens: int) -> None:
+        """Runs rounds until the answer has `n_tokens` tokens or its end. Raises as `generate`."""
+        while not self.done and self.n_tokens < n_tokens:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                self.done = True
+                return
+            self.n_tokens += len(chunk.tokens)
+            stats: Any = self._engine.stats()
+            self._times.append(tuple(stats[name] for name in TIMES))
+
+    def close(self) -> None:
+        self._run.close()
+
+    @property
+    def result(self) -> Run:
+        result, stats = self._run.result, self._run.result.stats
         return Run(
             predicted_n=stats["predicted_n"],
             predicted_ms=stats["predicted_ms"],
@@ -75,8 +99,24 @@ class LocalSide:
             draft_n=stats["draft_n"],
             draft_n_accepted=stats["draft_n_accepted"],
             accepted_per_slot=tuple(stats["accepted_per_slot"]),
-            rounds=_rounds(self.engine.rounds(), times),
+            rounds=_rounds(self._engine.rounds(), self._times),
         )
+
+
+def run_together(sides: Sequence[LocalSide], task: Task) -> list[Run]:
+    """Answers on engines that take turns of a few tokens, so that a clock that drifts meets all of them alike."""
+    answers: list[Answer] = []
+    try:
+        answers += [Answer(side, task) for side in sides]
+        for end in range(TURN, task.max_tokens + TURN, TURN):
+            for answer in answers:
+                answer.advance(end)
+        for answer in answers:
+            answer.advance(task.max_tokens + 1)
+    finally:
+        for answer in answers:
+            answer.close()
+    return [answer.result for answer in answers]
 
 
 def _rounds(shapes: list[tuple[int, int]], sums: list[tuple[float, ...]]) -> tuple[Round, ...]:
