@@ -14,7 +14,7 @@ constexpr std::size_t n_buckets = 12;
 
 // Fast bias, bias, log2 of the match, share of sources that disagree, log2 of those that agree, log2 of the depth,
 // log2 of the run.
-constexpr OnlineLogit<7>::Prior shared_prior{{0.0, -1.1, 1.05, -2.4, 0.35, 0.0, 0.2},
+constexpr OnlineLogit<7>::Prior shared_prior{{0.0, -0.9, 0.85, -2.4, 0.35, 0.0, 0.1},
                                              {0.6, 0.5, 0.1, 0.5, 0.05, 0.02, 0.02},
                                              {0.93, 0.998, 0.998, 0.998, 0.998, 0.998, 0.998}};
 constexpr OnlineLogit<1>::Prior bucket_prior{{0.0}, {0.3}, {0.995}};
