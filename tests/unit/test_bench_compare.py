@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fake_engine import FakeEngine as ScriptedEngine
+from fake_engine import FakeRuntime as ScriptedRuntime
+from fake_engine import text_tokens
 
 from dflash_local.bench.compare import DRAFT, OTHER_PLAIN, PLAIN, Comparison, Measured, Settings, top_margin
 from dflash_local.bench.costs import fit_to
-from dflash_local.bench.local import FixedEngine, LocalSide, note_memory
+from dflash_local.bench.local import FixedEngine, LocalSide, note_memory, run_together
 from dflash_local.bench.oracle import Costs
 from dflash_local.bench.peer import PREFIX, PeerError
 from dflash_local.bench.runs import Round, Run, Task
@@ -218,7 +222,7 @@ def test_rounds_come_from_running_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Generated:
         def __iter__(self) -> Any:
-            return iter([1, 2, 3])
+            return iter([SimpleNamespace(tokens=(token,)) for token in (1, 2, 3)])
 
         def close(self) -> None:
             pass
@@ -254,3 +258,18 @@ def test_processor_name(tmp_path: Any) -> None:
     info.write_text("processor : 0\nmodel name\t: A CPU @ 2 GHz\n")
     assert processor_name(info) == "A CPU @ 2 GHz"
     assert processor_name(tmp_path / "none")
+
+
+def test_sides_take_turns() -> None:
+    log: list[str] = []
+
+    def side(name: str, sizes: tuple[int, ...]) -> LocalSide:
+        engine = ScriptedEngine([text_tokens("x" * 40)], sizes, on_round=lambda _: log.append(name))
+        runtime: Any = ScriptedRuntime(engine)
+        return LocalSide(name, cast("Any", engine), runtime, None, "off", -1)
+
+    sides = [side("a", (1,)), side("b", (8,))]
+    runs = run_together(sides, replace(task("t"), max_tokens=64))
+    assert [run.text for run in runs] == ["x" * 40] * 2
+    turns = [name for name, _ in groupby(log)]
+    assert turns == ["a", "b", "a", "b", "a", "b"]  # of 16 tokens, 40 and the end of the text in all
