@@ -124,13 +124,13 @@ class Comparison:
         for side, run in zip(paired, run_together(paired, seeded), strict=True):
             runs[side.name].append(run)
         others = [side for side in self.sides if side not in paired]
-        for side in others if repeat % 2 == 0 else others[::-1]:
-            self.step(f"{task.prompt.id}, {side.name}")
-            if task.prompt.grammar is not None and side in self.peers:
+        for other in others if repeat % 2 == 0 else others[::-1]:
+            self.step(f"{task.prompt.id}, {other.name}")
+            if task.prompt.grammar is not None and other in self.peers:
                 continue  # OpenAI's protocol has no place for GBNF
-            other = self._run(side, seeded)
-            if other is not None:
-                runs[side.name].append(other)
+            answer = self._run(other, seeded)
+            if answer is not None:
+                runs[other.name].append(answer)
 
     def _run(self, side: Side, task: Task) -> Run | None:
         """None from a peer that fails: it takes no further part."""
