@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <vector>
 
 using namespace dflash;
@@ -10,9 +11,9 @@ using namespace dflash;
 namespace {
 
 /// Three expected tokens with two nodes, hardly more with four.
-const std::vector<float> good{1.0F, 2.0F, 3.0F, 3.1F, 3.2F};
-const std::vector<float> bad{1.0F, 1.1F, 1.15F, 1.16F, 1.17F};
-const std::vector<WidthOption> options{{0, 10.0}, {2, 14.0}, {4, 20.0}};
+constexpr std::array good{1.0F, 2.0F, 3.0F, 3.1F, 3.2F};
+constexpr std::array bad{1.0F, 1.1F, 1.15F, 1.16F, 1.17F};
+constexpr std::array options{WidthOption{0, 10.0}, WidthOption{2, 14.0}, WidthOption{4, 20.0}};
 
 }  // namespace
 
@@ -32,7 +33,7 @@ TEST_CASE("the width with the most tokens less lambda times time is chosen") {
 TEST_CASE("the rate of draft rounds solves its own equation and includes the draft pass") {
     DraftWorth worth;
     CHECK(worth.rate(options, 2.0, {}, 16.0).tokens_per_ms == 0.0);
-    worth.add(good);
+    worth.add({good.begin(), good.end()});
     const DraftRate rate = worth.rate(options, 2.0, {}, 16.0);
     CHECK(rate.tokens_per_ms == doctest::Approx(3.0 / 16.0));
     CHECK(rate.emitted == doctest::Approx(3.0));
@@ -44,11 +45,11 @@ TEST_CASE("the rate of draft rounds solves its own equation and includes the dra
 TEST_CASE("newer rounds weigh more, the more so with a short memory") {
     DraftWorth worth;
     for (int i = 0; i < 20; ++i) {
-        worth.add(bad);
+        worth.add({bad.begin(), bad.end()});
     }
     const double before = worth.rate(options, 2.0, {}, 16.0).tokens_per_ms;
     CHECK(before < 0.1);
-    worth.add(good);
+    worth.add({good.begin(), good.end()});
     const double steady = worth.rate(options, 2.0, {}, DraftWorth::steady).tokens_per_ms;
     const double recent = worth.rate(options, 2.0, {}, DraftWorth::recent).tokens_per_ms;
     CHECK(steady > before);

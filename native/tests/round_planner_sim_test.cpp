@@ -1,6 +1,7 @@
 // The planner against the best fixed width of each phase, on made-up machines and texts. Seeded, no clocks.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 #include <string>
@@ -24,7 +25,7 @@ double stepped(std::int32_t rows) {
 double experts(std::int32_t rows) { return rows <= 4 ? 4.0 + 6.0 * rows : 28.0 + 0.2 * (rows - 4); }
 
 constexpr std::int32_t warm_up = 64;  // rounds of a phase before regret counts
-const std::vector<std::int32_t> widths{1, 2, 3, 4, 5, 6, 8, 12, 16};
+constexpr std::array<std::int32_t, 9> widths{1, 2, 3, 4, 5, 6, 8, 12, 16};
 
 World world_of(Curve curve, double accept, double draft_ms) {
     World world(7);

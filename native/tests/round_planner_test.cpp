@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -13,7 +14,7 @@ using namespace dflash::sim;
 
 namespace {
 
-const std::vector<std::int32_t> widths{1, 2, 4, 8, 16};
+constexpr std::array<std::int32_t, 5> widths{1, 2, 4, 8, 16};
 
 World world_of(double accept, double draft_ms = 3.0) {
     World world(21);

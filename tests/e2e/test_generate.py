@@ -181,7 +181,7 @@ BINARY = b"\x7fELF\x00\x01\x02"
         (["-p", "x", "-m", "/dev/null"], b"", 1, "dflash-local: "),
         (["-p", "x", "-m", str(DRAFTER)], b"", 1, "is a DFlash drafter, not a target"),
         (["-p", "x", "-d", "/no/such/drafter"], b"", 1, "no such drafter file"),
-        (["-p", "x", "-d", ""], b"", 2, "expected auto, off or a path"),
+        (["-p", "x", "-d", ""], b"", 2, "expected auto, off, ngram or a path"),
         (["-p", "x", "--draft-rows", "some"], b"", 2, "neither auto nor a number"),
         (["-p", "x", "--draft-rows", "-1"], b"", 2, "neither auto nor a number"),
         (["-p", "x", "--temperature", "-1"], b"", 2, "temperature is -1.0"),
