@@ -36,15 +36,17 @@ def resident() -> int:
 
 def child(args: Any) -> None:
     """Loads, works, and prints the resident size at each stage as JSON."""
-    from dflash_local import _native
+    from dflash_local.memory import MAX_LEAVES
+    from dflash_local.pairs.resolve import estimate_pair, resolve_pair
 
     sizes: dict[str, Any] = {}
     with common.Model(args.target) as model:
         params = model.context_params(n_ctx=args.n_ctx, threads=args.threads, flash=args.flash, n_batch=N_BATCH)
         drafter = args.drafter if args.child == "draft" else None
         if drafter:
-            estimate = _native.estimate_memory(str(args.drafter), str(args.target), n_batch=N_BATCH)
-            sizes["estimate"] = dict(estimate)
+            params.n_seq_max, params.kv_unified = MAX_LEAVES, True
+            _, estimate = estimate_pair(resolve_pair(args.target, drafter), n_batch=N_BATCH)
+            sizes["estimate"] = dict(estimate or {})
         prompt = model.tokenize("A long walk along the coast takes a whole day. " * 200)[: min(600, args.n_ctx - 64)]
         with common.open_engine(model, params, drafter) as engine, common.sampler() as chain:
             for _ in range(2):

@@ -230,6 +230,10 @@ std::span<const float> Engine::logits(std::int32_t row) const {
 
 DraftMemory Engine::draft_memory() const {
     DraftMemory memory = drafter_ ? drafter_->memory() : DraftMemory{};
+    // llama.cpp keeps room for the logits of a row per leaf of a draft tree.
+    memory.compute += static_cast<std::size_t>(target_.max_leaves() - 1) *
+                      static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(target_.model()))) *
+                      sizeof(float);
     memory.taps = target_.tap_bytes() + session_.pending_bytes();
     return memory;
 }

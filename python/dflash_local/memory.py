@@ -13,6 +13,7 @@ from dflash_local._errors import OutOfMemory
 from dflash_local._native_loader import native
 
 MAX_CTX = 2**31 - 1
+MAX_LEAVES = 16  # of a draft tree, a sequence id each; llama.cpp holds the logits of that many rows from the start
 
 _row_size = libggml.ggml_row_size
 _row_size.argtypes, _row_size.restype = [ctypes.c_int, ctypes.c_int64], ctypes.c_size_t

@@ -16,7 +16,7 @@ from dflash_local._errors import Error, ModelLoadError, OutOfMemory
 from dflash_local._interrupt import held_interrupt
 from dflash_local._llama_log import captured_errors, set_verbose
 from dflash_local._native_loader import llama_cpp, native
-from dflash_local.memory import MAX_CTX, check_context_fits
+from dflash_local.memory import MAX_CTX, MAX_LEAVES, check_context_fits
 from dflash_local.pairs.resolve import Draft, Notify, Pair, describe_memory, estimate_pair, resolve_pair
 from dflash_local.sampling import Sampler, SamplingParams
 from dflash_local.vocab import Vocab
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
 ALL_LAYERS = 2**31 - 1
-MAX_LEAVES = 16  # of a draft tree, a sequence id each; llama.cpp holds the logits of that many rows from the start
 
 
 def load_model(path: Path, *, n_gpu_layers: int = -1, params: Any = None, verbose: bool = False) -> LlamaModel:

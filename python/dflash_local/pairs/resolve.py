@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local._errors import Error, IncompatibleDrafter, ModelLoadError
 from dflash_local._native_loader import native
+from dflash_local.memory import MAX_LEAVES
 from dflash_local.pairs.registry import file_mode, packaged_drafters, resolve_model, sidecar_drafters
 
 if TYPE_CHECKING:
@@ -144,6 +145,10 @@ def estimate_pair(
             raise
         notify(f"warning: decoding without a drafter: {error}")
         return pair.declined(str(error)), None
+    # llama.cpp keeps room for the logits of a row per leaf of a draft tree.
+    logits = (MAX_LEAVES - 1) * int(pair.target_info.get("n_vocab") or 0) * 4
+    memory["compute"] += logits
+    memory["total"] += logits
     return pair, memory
 
 
