@@ -155,6 +155,12 @@ def test_a_prompt_on_the_command_line_beats_one_in_the_environment() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_context_that_is_rounded_up_is_told() -> None:
+    done = run("generate", "--raw", "-p", "hi", "--max-tokens", "1", "--ctx", "64")
+    assert done.returncode == 0, done.stderr
+    assert "the context holds 256 tokens: llama.cpp rounds 64 up" in done.stderr
+
+
 def test_environment_twins_and_their_order() -> None:
     found = as_json("generate", "-p", "Hi", env={"DFLASH_MAX_TOKENS": "3", "DFLASH_DRAFT": "off", "DFLASH_SEED": "5"})
     assert found["completion_tokens"] <= 3
