@@ -122,19 +122,7 @@ void init_costs(nb::module_ & m) {
                 self.exclusive([&] { self.get().costs().set_table(cost_table(table)); });
             },
             "table"_a)
-        .def("costs", [](EngineHandle & self) { return cost_dict(self.get().costs().table()); })
-        .def("planner", [](const EngineHandle & self) {
-            const PlannerStatus status = self.get().planner().status();
-            nb::dict out;
-            out["draft_speed"] = status.draft_speed;
-            out["draft_tokens"] = status.draft_tokens;
-            out["needed_tokens"] = status.needed_tokens;
-            out["load"] = status.load;
-            out["trials"] = status.trials;
-            out["draft_strikes"] = status.draft_strikes;
-            out["chain_strikes"] = status.chain_strikes;
-            return out;
-        });
+        .def("costs", [](EngineHandle & self) { return cost_dict(self.get().costs().table()); });
 }
 
 }  // namespace dflash::bind

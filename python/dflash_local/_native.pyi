@@ -57,15 +57,6 @@ class CostTable(TypedDict):
     rest_ms: float  # a round besides target and draft pass, per sampled token
     leaf_ms: float  # the same, per leaf of a tree beyond the first
 
-class PlannerStatus(TypedDict):
-    draft_speed: float  # expected of drafting against plain, 0: not known
-    draft_tokens: float  # expected per draft round
-    needed_tokens: float  # per draft round, to be as fast as plain
-    load: float  # times of now against those of the cost table
-    trials: int  # draft rounds made only to learn
-    draft_strikes: int  # times the guard suspended drafting
-    chain_strikes: int  # and copies
-
 class Replay(TypedDict):
     tokens: int
     exact: int
@@ -283,4 +274,3 @@ class Engine:
         """What rounds cost here, as a prior. Raises ValueError naming the key at fault."""
     def costs(self) -> CostTable:
         """What rounds cost as far as it was learned, the load of now taken out; no widths: nothing is known."""
-    def planner(self) -> PlannerStatus: ...
