@@ -64,6 +64,19 @@ WidthChoice best_width(std::span<const float> expected, std::span<const float> e
     return best;
 }
 
+WidthRisk width_risk(std::span<const float> expected, std::int32_t nodes, double spent) {
+    const std::size_t deepest = std::min(static_cast<std::size_t>(nodes), expected.size() - 1);
+    WidthRisk risk;
+    double reached = 1.0;  // probability that at least k + 1 tokens are emitted
+    for (std::size_t k = 0; k <= deepest; ++k) {
+        const double further = k < deepest ? expected[k + 1] - expected[k] : 0.0;
+        const double won = static_cast<double>(k) + 1.0 - spent;
+        (won < 0.0 ? risk.loss : risk.gain) += std::abs(won) * std::max(0.0, reached - further);
+        reached = further;
+    }
+    return risk;
+}
+
 void DraftWorth::add(std::vector<float> expected) {
     rounds_.push_front(std::move(expected));
     if (rounds_.size() > history) {

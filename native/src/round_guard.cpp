@@ -46,6 +46,8 @@ void TrialPurse::hurry() noexcept { interval_ = first_interval; }
 
 std::int32_t TrialPurse::next_in() const noexcept { return std::max(0, interval_ - since_); }
 
+void StakePurse::settle(double won) noexcept { held_ = std::min(held_ + won, most); }
+
 void RoundGuard::settle(double spent, double emitted) noexcept {
     constexpr double keep = 1.0 - 1.0 / memory;
     const double won = emitted - spent;

@@ -162,6 +162,10 @@ void RoundPlanner::settle(const RoundOutcome & outcome) {
         purse.settle(cost, promising_ || cost < 0.0);
         ++status_.trials;
     }
+    stake_.pass(outcome.emitted);
+    if (plain > 0.0 && (rows > 1 || outcome.draft_ms > 0.0)) {
+        stake_.settle(outcome.emitted - predicted / plain);
+    }
     unsettled_.push_back(
         {outcome.source, trial_, outcome.n_past, outcome.emitted, predicted / costs_.load(), outcome.total_ms});
     trial_ = false;

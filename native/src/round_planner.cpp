@@ -105,6 +105,7 @@ std::int32_t RoundPlanner::draft_slots(const RoundView & view) const {
 void RoundPlanner::note_view(const RoundView & view) {
     if (view.n_past != expected_past_) {
         draft_purse_.hurry();  // another text
+        stake_.begin();
         expected_past_ = view.n_past;
     }
     offered_.chain.assign(view.chain.begin(), view.chain.end());
@@ -149,7 +150,8 @@ RoundSource RoundPlanner::choose(const RoundView & view) {
     if (since_plain_ >= reference_after_) {
         return RoundSource::plain;
     }
-    if (!view.chain.empty() && !chain_guard_.suspended() && chain_rate(view, options) > chain_margin * status_.lambda) {
+    if (!view.chain.empty() && !chain_guard_.suspended() &&
+        chain_worth(view, options).rate > chain_margin * status_.lambda) {
         return RoundSource::chain;
     }
     return drafting_ ? RoundSource::drafter : choose_trial(view);
@@ -185,19 +187,28 @@ std::vector<float> RoundPlanner::chain_probs(const RoundView & view) const {
     return out;
 }
 
-double RoundPlanner::chain_rate(const RoundView & view, std::span<const WidthOption> options) const {
-    std::vector<float> expected{1.0F};
+RoundPlanner::ChainWorth RoundPlanner::chain_worth(const RoundView & view, std::span<const WidthOption> options) const {
+    ChainWorth worth;
+    worth.expected.push_back(1.0F);
     float path = 1.0F;
     for (const float prob : chain_probs(view)) {
         path *= prob;
-        expected.push_back(expected.back() + path);
+        worth.expected.push_back(worth.expected.back() + path);
     }
-    double rate = 1.0 / plain_ms(view.n_past);
+    const double plain = plain_ms(view.n_past);
+    const double rest = costs_.rest_ms(1.0);
+    for (const WidthOption & option : options) {
+        const WidthRisk risk = width_risk(worth.expected, option.nodes, (option.ms + rest) / plain);
+        if (option.nodes == 0 || stake_.allows(risk.loss, risk.gain)) {
+            worth.options.push_back(option);
+        }
+    }
+    worth.rate = 1.0 / plain;
     for (int step = 0; step < 3; ++step) {
-        const WidthChoice choice = best_width(expected, {}, options, {rate, costs_.rest_ms(1.0)});
-        rate = std::max(rate, choice.emitted / choice.ms);
+        const WidthChoice choice = best_width(worth.expected, {}, worth.options, {worth.rate, rest});
+        worth.rate = std::max(worth.rate, choice.emitted / choice.ms);
     }
-    return rate;
+    return worth;
 }
 
 DraftTree RoundPlanner::plan(const RoundView & view, const DraftCandidates * candidates) {
@@ -224,8 +235,8 @@ DraftTree RoundPlanner::plan_chain(const RoundView & view) {
         return tree;
     }
     // Within a copy the next round is another of its kind: the width with the best rate of its own.
-    const double rate = chain_rate(view, options);
-    tree.cut(best_width(expected_tokens(tree), {}, options, {rate, costs_.rest_ms(1.0)}).nodes);
+    const ChainWorth worth = chain_worth(view, options);
+    tree.cut(best_width(worth.expected, {}, worth.options, {worth.rate, costs_.rest_ms(1.0)}).nodes);
     return tree;
 }
 

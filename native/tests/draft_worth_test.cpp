@@ -17,6 +17,18 @@ constexpr std::array options{WidthOption{0, 10.0}, WidthOption{2, 14.0}, WidthOp
 
 }  // namespace
 
+TEST_CASE("the risk of a width splits the outcomes at plain speed") {
+    // One, two or three tokens with probabilities 0.5, 0.3, 0.2, at the price of two.
+    const std::vector<float> expected{1.0F, 1.5F, 1.7F};
+    const WidthRisk risk = width_risk(expected, 2, 2.0);
+    CHECK(risk.loss == doctest::Approx(0.5));
+    CHECK(risk.gain == doctest::Approx(0.2));
+    const WidthRisk narrow = width_risk(expected, 1, 2.0);
+    CHECK(narrow.loss == doctest::Approx(0.5));
+    CHECK(narrow.gain == doctest::Approx(0.0));
+    CHECK(width_risk(expected, 9, 2.0).loss == doctest::Approx(risk.loss));  // no more nodes than there are
+}
+
 TEST_CASE("the width with the most tokens less lambda times time is chosen") {
     const WidthChoice choice = best_width(good, {}, options, {0.1, 0.0});
     CHECK(choice.nodes == 2);

@@ -70,6 +70,12 @@ class World {
     [[nodiscard]] std::int32_t position() const { return position_; }
     [[nodiscard]] double plain_ms() const { return machine.load * (machine.target(1) + machine.rest); }
 
+    /// Another text begins here.
+    void begin_text() {
+        position_ += 1000;
+        copy_.clear();
+    }
+
     [[nodiscard]] static llama_token truth(std::int32_t position) { return 10 * (position % 100000) + 1; }
 
     /// Draws the block at the present position.

@@ -33,6 +33,22 @@ TEST_CASE("trials that never pay cost less than 2% of the first hundred tokens a
     }
 }
 
+TEST_CASE("an answer stakes a quarter of a token at first, then a share of its tokens and what it won") {
+    StakePurse purse;
+    CHECK(purse.allows(0.2, 0.0));
+    CHECK_FALSE(purse.allows(0.5, 1.0));
+    CHECK(purse.allows(0.5, 10.0));  // twenty to one
+    purse.pass(100);
+    CHECK(purse.allows(1.2, 0.0));
+    purse.settle(-1.2);
+    CHECK_FALSE(purse.allows(0.3, 0.0));
+    purse.settle(100.0);
+    CHECK(purse.allows(StakePurse::most, 0.0));
+    CHECK_FALSE(purse.allows(StakePurse::most + 0.1, 0.0));
+    purse.begin();
+    CHECK_FALSE(purse.allows(0.5, 0.0));
+}
+
 TEST_CASE("intervals double while trials fail and shrink when one promises, or when the text changes") {
     TrialPurse purse;
     REQUIRE(purse.due(0.1));

@@ -242,6 +242,31 @@ TEST_CASE("copies that work are taken far, copies that lie cost next to nothing"
     }
 }
 
+TEST_CASE("short answers lose little to copies that do not hold, though those of other answers do") {
+    constexpr std::int32_t answers = 400;
+    constexpr std::int32_t answer_tokens = 20;
+    for (const Curve curve : {stepped, linear}) {
+        World world = world_of(curve, 0.05, 3.0);
+        RoundPlanner planner = planner_of(world);
+        const double plain = world.plain_ms();
+        Tally good;
+        Tally bad;
+        for (std::int32_t answer = 0; answer < answers; ++answer) {
+            world.copies = {0.3, answer % 2 == 0 ? 0.97 : 0.1, 8, 24};
+            world.begin_text();
+            Tally one;
+            while (one.tokens < answer_tokens) {
+                count(one, play(world, planner), world.machine);
+            }
+            (answer % 2 == 0 ? good : bad).add(one);
+        }
+        CAPTURE(curve(2));
+        CAPTURE(good.rate() * plain);
+        CHECK(bad.rate() * plain > 0.96);
+        CHECK(good.rate() * plain > (curve == stepped ? 1.2 : 1.0));
+    }
+}
+
 TEST_CASE("without emitted tokens it learns from verified nodes alone") {
     for (const double accept : {0.0, 0.8}) {
         World world = world_of(stepped, accept, 2.0);

@@ -44,6 +44,15 @@ struct RoundTerms {
 [[nodiscard]] WidthChoice best_width(std::span<const float> expected, std::span<const float> extra_ms,
                                      std::span<const WidthOption> options, const RoundTerms & terms);
 
+/// The expected parts of a round's outcomes below and above plain speed, in tokens.
+struct WidthRisk {
+    double loss = 0.0;
+    double gain = 0.0;
+};
+
+/// `spent`: the round's cost in tokens at plain speed.
+[[nodiscard]] WidthRisk width_risk(std::span<const float> expected, std::int32_t nodes, double spent);
+
 struct DraftRate {
     double tokens_per_ms = 0.0;  // 0: nothing known
     double emitted = 0.0;        // expected, per round

@@ -1,4 +1,5 @@
-// Two purses of the planner, counted in tokens at plain speed: what trials may cost, and what rounds really won. Pure.
+// Purses of the planner, counted in tokens at plain speed: what trials may cost, what an answer may stake, what rounds
+// really won. Pure.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +36,26 @@ class TrialPurse {
     std::int32_t tokens_ = 0;
     std::int32_t since_ = first_interval;
     std::int32_t interval_ = first_interval;
+};
+
+/// What rounds that may lose can stake within one answer: little at first, a share of each token, and what was won
+/// before. So a short answer loses little to a copy that does not hold, and a long one begins its bold rounds later.
+class StakePurse {
+  public:
+    static constexpr double start = 0.25;
+    static constexpr double share = 0.01;  // of each token
+    static constexpr double most = 8.0;     // held at once
+    static constexpr double odds = 20;  // a round that wins this many times what it loses, in the mean, needs no stake
+
+    void begin() noexcept { held_ = start; }
+    void pass(std::int32_t emitted) noexcept { settle(share * emitted); }
+    /// A round is over and won this much; negative: it lost.
+    void settle(double won) noexcept;
+    /// `loss` and `gain`: the expected parts of a round's outcomes below and above plain speed.
+    [[nodiscard]] bool allows(double loss, double gain) const noexcept { return loss <= held_ || loss * odds <= gain; }
+
+  private:
+    double held_ = start;
 };
 
 /// Watches what a kind of round really wins against plain decoding and suspends it where it loses.

@@ -116,6 +116,7 @@ class RoundPlanner {
     DraftWorth worth_;
     TrialPurse draft_purse_;
     TrialPurse chain_purse_;
+    StakePurse stake_;
     RoundGuard draft_guard_;
     RoundGuard chain_guard_;
     Drafted drafted_;
@@ -142,7 +143,12 @@ class RoundPlanner {
     void judge_drafting(const RoundView & view, std::span<const WidthOption> options);
     [[nodiscard]] RoundSource choose_trial(const RoundView & view);
     [[nodiscard]] std::vector<float> chain_probs(const RoundView & view) const;
-    [[nodiscard]] double chain_rate(const RoundView & view, std::span<const WidthOption> options) const;
+    struct ChainWorth {
+        std::vector<float> expected;       // tokens by nodes
+        std::vector<WidthOption> options;  // those that the answer can afford to lose
+        double rate = 0.0;                 // tokens per ms
+    };
+    [[nodiscard]] ChainWorth chain_worth(const RoundView & view, std::span<const WidthOption> options) const;
     [[nodiscard]] DraftTree plan_chain(const RoundView & view);
     [[nodiscard]] DraftTree plan_draft(const RoundView & view, const DraftCandidates & candidates);
 
