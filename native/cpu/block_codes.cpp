@@ -26,14 +26,10 @@ struct SmallParts {
 
 SmallParts small_parts(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_Q4_1:
-            return {0, 2, -1, 4};
-        case GGML_TYPE_Q5_0:
-            return {0, -1, 2, 6};
-        case GGML_TYPE_Q5_1:
-            return {0, 2, 4, 8};
-        case GGML_TYPE_MXFP4:
-            return {-1, -1, -1, 1};
+        case GGML_TYPE_Q4_1: return {0, 2, -1, 4};
+        case GGML_TYPE_Q5_0: return {0, -1, 2, 6};
+        case GGML_TYPE_Q5_1: return {0, 2, 4, 8};
+        case GGML_TYPE_MXFP4: return {-1, -1, -1, 1};
         default:  // Q4_0, IQ4_NL
             return {0, -1, -1, 2};
     }
@@ -208,17 +204,10 @@ BlockCodes read_block(ggml_type type, const std::byte * block) {
             }
             break;
         case GGML_TYPE_Q4_K:
-        case GGML_TYPE_Q5_K:
-            read_k(type == GGML_TYPE_Q5_K, block, out);
-            break;
-        case GGML_TYPE_Q6_K:
-            read_six(block, out);
-            break;
-        case GGML_TYPE_IQ4_XS:
-            read_xs(block, out);
-            break;
-        default:
-            read_small(type, block, out);
+        case GGML_TYPE_Q5_K: read_k(type == GGML_TYPE_Q5_K, block, out); break;
+        case GGML_TYPE_Q6_K: read_six(block, out); break;
+        case GGML_TYPE_IQ4_XS: read_xs(block, out); break;
+        default: read_small(type, block, out);
     }
     return out;
 }
@@ -232,17 +221,10 @@ void write_block(ggml_type type, const BlockCodes & block, std::byte * out) {
             }
             break;
         case GGML_TYPE_Q4_K:
-        case GGML_TYPE_Q5_K:
-            write_k(type == GGML_TYPE_Q5_K, block, out);
-            break;
-        case GGML_TYPE_Q6_K:
-            write_six(block, out);
-            break;
-        case GGML_TYPE_IQ4_XS:
-            write_xs(block, out);
-            break;
-        default:
-            write_small(type, block, out);
+        case GGML_TYPE_Q5_K: write_k(type == GGML_TYPE_Q5_K, block, out); break;
+        case GGML_TYPE_Q6_K: write_six(block, out); break;
+        case GGML_TYPE_IQ4_XS: write_xs(block, out); break;
+        default: write_small(type, block, out);
     }
 }
 

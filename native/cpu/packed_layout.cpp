@@ -37,34 +37,20 @@ constexpr Layout bf16{Codes::bfloats, Scales::none, 0, 32, 1024, 0, 32};
 
 const Layout * layout_of(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_Q4_0:
-            return &q4_0;
-        case GGML_TYPE_Q4_1:
-            return &q4_1;
-        case GGML_TYPE_Q5_0:
-            return &q5_0;
-        case GGML_TYPE_Q5_1:
-            return &q5_1;
-        case GGML_TYPE_Q8_0:
-            return &q8_0;
-        case GGML_TYPE_Q4_K:
-            return &q4_k;
-        case GGML_TYPE_Q5_K:
-            return &q5_k;
-        case GGML_TYPE_Q6_K:
-            return &q6_k;
-        case GGML_TYPE_IQ4_NL:
-            return &iq4_nl;
-        case GGML_TYPE_IQ4_XS:
-            return &iq4_xs;
-        case GGML_TYPE_MXFP4:
-            return &mxfp4;
-        case GGML_TYPE_F16:
-            return &f16;
-        case GGML_TYPE_BF16:
-            return &bf16;
-        default:
-            return nullptr;
+        case GGML_TYPE_Q4_0: return &q4_0;
+        case GGML_TYPE_Q4_1: return &q4_1;
+        case GGML_TYPE_Q5_0: return &q5_0;
+        case GGML_TYPE_Q5_1: return &q5_1;
+        case GGML_TYPE_Q8_0: return &q8_0;
+        case GGML_TYPE_Q4_K: return &q4_k;
+        case GGML_TYPE_Q5_K: return &q5_k;
+        case GGML_TYPE_Q6_K: return &q6_k;
+        case GGML_TYPE_IQ4_NL: return &iq4_nl;
+        case GGML_TYPE_IQ4_XS: return &iq4_xs;
+        case GGML_TYPE_MXFP4: return &mxfp4;
+        case GGML_TYPE_F16: return &f16;
+        case GGML_TYPE_BF16: return &bf16;
+        default: return nullptr;
     }
 }
 

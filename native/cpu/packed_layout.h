@@ -10,13 +10,13 @@ namespace dflash::cpu {
 
 /// How a column's values are stored. Codes are unsigned; a value is scale * code + offset.
 enum class Codes : std::uint8_t {
-    nibbles,   // 4 bits
-    fives,     // 4 bits and a plane of fifth bits
-    sixes,     // 4 bits and a plane of two upper bits
-    bytes,     // 8 bits
-    table,     // 4 bits that choose among 16 bytes
-    halves,    // F16 values
-    bfloats,   // BF16 values
+    nibbles,  // 4 bits
+    fives,    // 4 bits and a plane of fifth bits
+    sixes,    // 4 bits and a plane of two upper bits
+    bytes,    // 8 bits
+    table,    // 4 bits that choose among 16 bytes
+    halves,   // F16 values
+    bfloats,  // BF16 values
 };
 
 /// How the scales of a block of 32 columns are stored.
@@ -33,10 +33,10 @@ enum class Scales : std::uint8_t {
 struct Layout {
     Codes codes = Codes::nibbles;
     Scales scales = Scales::half;
-    std::int32_t zero = 0;           // the code that means 0, where that is constant
-    std::int32_t block_cols = 32;    // columns that the type's own block holds
-    std::int32_t code_bytes = 0;     // of 16 rows and 32 columns
-    std::int32_t scale_bytes = 0;    // of 16 rows and `scale_cols` columns
+    std::int32_t zero = 0;         // the code that means 0, where that is constant
+    std::int32_t block_cols = 32;  // columns that the type's own block holds
+    std::int32_t code_bytes = 0;   // of 16 rows and 32 columns
+    std::int32_t scale_bytes = 0;  // of 16 rows and `scale_cols` columns
     std::int32_t scale_cols = 32;
     const std::int8_t * table = nullptr;
 };
@@ -49,7 +49,8 @@ struct Layout {
 //   bytes:   byte 64q + 4i + j
 //   nibbles: byte 64k + 4i + j, k = 0..3: the low half is quad k, the high half quad k + 4
 //   fives:   nibbles, then 8 words of 64 bits, bit 4i + j of word q is the fifth bit
-//   sixes:   nibbles, then 2 * 64 bytes: byte 64h + 4i + j holds the upper pairs of quads h, h + 2, h + 4, h + 6, lowest first
+//   sixes:   nibbles, then 2 * 64 bytes: byte 64h + 4i + j holds the upper pairs of quads h, h + 2, h + 4, h + 6,
+//   lowest first
 // halves and bfloats: 16 values a column, columns in order.
 
 constexpr std::int64_t pad64(std::int64_t n) { return (n + 63) / 64 * 64; }

@@ -139,7 +139,8 @@ void pack_group(const MatrixShape & shape, std::span<const std::byte> rows, std:
     }
 }
 
-void unpack_row(const MatrixShape & shape, std::span<const std::byte> group, std::int32_t row, std::span<std::byte> out) {
+void unpack_row(const MatrixShape & shape, std::span<const std::byte> group, std::int32_t row,
+                std::span<std::byte> out) {
     const Layout & layout = *layout_of(shape.type);
     const auto i = static_cast<std::size_t>(row);
     if (is_float(layout)) {
@@ -193,8 +194,8 @@ void prepare_activation(ggml_type type, std::span<const float> row, std::byte * 
 
 void multiply(const MatrixShape & shape, const std::byte * groups, std::int64_t first_group, std::int64_t last_group,
               std::span<const std::byte * const> activations, std::span<float * const> dst) {
-    constexpr std::size_t most = 32;          // activation rows at once, which stay in the second cache
-    constexpr std::int64_t group_panel = 4;   // groups at once, which stay in the first
+    constexpr std::size_t most = 32;         // activation rows at once, which stay in the second cache
+    constexpr std::int64_t group_panel = 4;  // groups at once, which stay in the first
     const Layout & layout = *layout_of(shape.type);
     const std::size_t bytes = group_bytes(shape);
     std::array<float *, most> out{};

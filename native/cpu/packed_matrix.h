@@ -31,7 +31,8 @@ void pack_group(const MatrixShape & shape, std::span<const std::byte> rows, std:
 /// Back to ggml's layout, byte for byte.
 void unpack_group(const MatrixShape & shape, std::span<const std::byte> group, std::span<std::byte> rows);
 /// One row of a group (0 to 15) in ggml's layout.
-void unpack_row(const MatrixShape & shape, std::span<const std::byte> group, std::int32_t row, std::span<std::byte> out);
+void unpack_row(const MatrixShape & shape, std::span<const std::byte> group, std::int32_t row,
+                std::span<std::byte> out);
 
 /// An activation row in the form that products with weights of `type` take: int8 blocks of 32 with their scales for
 /// quantized weights, floats for the others. A multiple of 64.

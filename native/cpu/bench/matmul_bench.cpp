@@ -1,7 +1,10 @@
-// Products by type and rows: billions of multiply-adds a second on one core, against the peak of the dot product.
+// Products by type and rows: billions of multiply-adds a second with so many threads (argument; 1), against the peak of
+// one core's dot product.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <utility>
 #include <vector>
 
 #if defined(__AVX512VNNI__)
@@ -9,14 +12,13 @@
 #endif
 
 #include "../packed_matrix.h"
+#include "../thread_team.h"
 
 using namespace dflash::cpu;
 
 namespace {
 
-double seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 /// Multiply-adds a second of dot products between registers.
 double peak() {
@@ -49,7 +51,21 @@ double peak() {
 #endif
 }
 
-double measure(const MatrixShape & shape, std::size_t n) {
+struct Work {
+    MatrixShape shape;
+    const std::byte * groups;
+    std::span<const std::byte * const> from;
+    std::span<float * const> to;
+    std::int64_t n_chunks;
+};
+
+void run_chunk(void * work, std::int32_t chunk) {
+    const Work & w = *static_cast<Work *>(work);
+    const std::int64_t n = n_groups(w.shape);
+    multiply(w.shape, w.groups, chunk * n / w.n_chunks, (chunk + 1) * n / w.n_chunks, w.from, w.to);
+}
+
+double measure(const MatrixShape & shape, std::size_t n, ThreadTeam & team) {
     const std::size_t bytes = group_bytes(shape);
     std::vector<float> source(static_cast<std::size_t>(shape.n_cols * group_rows));
     for (std::size_t i = 0; i < source.size(); ++i) {
@@ -67,14 +83,16 @@ double measure(const MatrixShape & shape, std::size_t n) {
     std::vector<const std::byte *> from;
     std::vector<float *> to;
     for (std::size_t r = 0; r < n; ++r) {
-        prepare_activation(shape.type, std::span(source).first(static_cast<std::size_t>(shape.n_cols)), x.data() + r * activation);
+        prepare_activation(shape.type, std::span(source).first(static_cast<std::size_t>(shape.n_cols)),
+                           x.data() + r * activation);
         from.push_back(x.data() + r * activation);
         to.push_back(y.data() + r * static_cast<std::size_t>(shape.n_rows));
     }
     double best = 1e9;
     for (int turn = 0; turn < 7; ++turn) {
         const double start = seconds();
-        multiply(shape, groups.data(), 0, n_groups(shape), from, to);
+        Work work{shape, groups.data(), from, to, std::min<std::int64_t>(8 * team.n_threads(), n_groups(shape))};
+        team.run(static_cast<std::int32_t>(work.n_chunks), run_chunk, &work);
         best = std::min(best, seconds() - start);
     }
     return static_cast<double>(shape.n_cols * shape.n_rows) * static_cast<double>(n) / best;
@@ -82,7 +100,8 @@ double measure(const MatrixShape & shape, std::size_t n) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char ** argv) {
+    ThreadTeam team(argc > 1 ? std::max(1, std::atoi(argv[1])) : 1);
     const double top = peak();
     std::printf("peak of the dot product: %.0f GMAC/s\n%-8s %-12s", top / 1e9, "type", "shape");
     for (const int n : {1, 2, 4, 8, 16, 32}) {
@@ -98,7 +117,7 @@ int main() {
             }
             std::printf("%-8s %5dx%-6d", ggml_type_name(type), cols, out);
             for (const std::size_t n : {1, 2, 4, 8, 16, 32}) {
-                std::printf(" %6.1f", measure(shape, n) / 1e9);
+                std::printf(" %6.1f", measure(shape, n, team) / 1e9);
             }
             std::printf("\n");
         }

@@ -1,4 +1,5 @@
-// Attention of a tile of query rows over one chunk of cells: every key and value is read and converted once for all rows.
+// Attention of a tile of query rows over one chunk of cells: every key and value is read and converted once for all
+// rows.
 #include <algorithm>
 #include <array>
 #include <limits>

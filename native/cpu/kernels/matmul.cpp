@@ -90,9 +90,7 @@ struct Scales512 {
     __m512 second;  // offset, or the scale of the second 16 columns
 };
 
-__m512 halves(const std::byte * p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
-}
+__m512 halves(const std::byte * p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
 __m512 unsigned_bytes(const std::byte * p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 }
@@ -115,8 +113,7 @@ inline __attribute__((always_inline)) Scales512 load_scales(const std::byte * p,
     } else if constexpr (S == Scales::super_16) {
         p += 288 * (b / 8);
         const __m512 d = halves(p);
-        return {_mm512_mul_ps(d, signed_bytes(p + 32 + 32 * part)),
-                _mm512_mul_ps(d, signed_bytes(p + 48 + 32 * part))};
+        return {_mm512_mul_ps(d, signed_bytes(p + 32 + 32 * part)), _mm512_mul_ps(d, signed_bytes(p + 48 + 32 * part))};
     } else if constexpr (S == Scales::super_32) {
         p += 160 * (b / 8);
         return {_mm512_mul_ps(halves(p), signed_bytes(p + 32 + 16 * part)), _mm512_setzero_ps()};
@@ -268,7 +265,8 @@ ScalePair scales_at(const std::byte * p, std::int64_t b, std::size_t i) {
         return {half_at(p + 64 * b, i), half_at(p + 64 * b + 32, i)};
     } else if constexpr (S == Scales::super_pair) {
         p += 320 * (b / 8);
-        return {half_at(p, i) * unsigned_at(p + 64 + 16 * part, i), half_at(p + 32, i) * unsigned_at(p + 192 + 16 * part, i)};
+        return {half_at(p, i) * unsigned_at(p + 64 + 16 * part, i),
+                half_at(p + 32, i) * unsigned_at(p + 192 + 16 * part, i)};
     } else if constexpr (S == Scales::super_16) {
         p += 288 * (b / 8);
         return {half_at(p, i) * signed_at(p + 32 + 32 * part, i), half_at(p, i) * signed_at(p + 48 + 32 * part, i)};
@@ -379,18 +377,14 @@ void multiply(const Layout & layout, std::int64_t n_cols, const std::byte * grou
                 return layout.scales == Scales::half        ? all_rows<Codes::fives, Scales::half>
                        : layout.scales == Scales::half_pair ? all_rows<Codes::fives, Scales::half_pair>
                                                             : all_rows<Codes::fives, Scales::super_pair>;
-            case Codes::sixes:
-                return all_rows<Codes::sixes, Scales::super_16>;
-            case Codes::bytes:
-                return all_rows<Codes::bytes, Scales::half>;
+            case Codes::sixes: return all_rows<Codes::sixes, Scales::super_16>;
+            case Codes::bytes: return all_rows<Codes::bytes, Scales::half>;
             case Codes::table:
                 return layout.scales == Scales::half       ? all_rows<Codes::table, Scales::half>
                        : layout.scales == Scales::exponent ? all_rows<Codes::table, Scales::exponent>
                                                            : all_rows<Codes::table, Scales::super_32>;
-            case Codes::halves:
-                return all_rows<Codes::halves, Scales::none>;
-            case Codes::bfloats:
-                return all_rows<Codes::bfloats, Scales::none>;
+            case Codes::halves: return all_rows<Codes::halves, Scales::none>;
+            case Codes::bfloats: return all_rows<Codes::bfloats, Scales::none>;
         }
         return nullptr;
     };

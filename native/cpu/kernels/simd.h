@@ -37,8 +37,8 @@ inline void store_part(float * p, Floats v, std::int64_t n) {
 /// Rounded once where the instruction set can.
 inline Floats fma(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
-    return reinterpret_cast<Floats>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b),
-                                                    reinterpret_cast<__m512>(c)));
+    return reinterpret_cast<Floats>(
+        _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
 #else
     return a * b + c;
 #endif
@@ -100,8 +100,7 @@ inline Floats tanh(Floats x) {
 /// Sixteen halves as floats, exact.
 inline Floats load_halves(const std::byte * p) {
 #if defined(__AVX512F__)
-    return reinterpret_cast<Floats>(
-        _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))));
+    return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))));
 #else
     Floats out;
     for (int i = 0; i < lanes; ++i) {

@@ -23,7 +23,7 @@ struct Case {
 };
 
 struct Result {
-    std::vector<float> out;   // divided by the sums
+    std::vector<float> out;  // divided by the sums
     std::vector<float> sums;
 };
 
@@ -47,8 +47,8 @@ class Data {
             std::vector<ggml_fp16_t> mask(static_cast<std::size_t>(c.n_cells), ggml_fp32_to_fp16(0.0F));
             for (std::int32_t cell = 0; cell < c.n_cells && c.masked; ++cell) {
                 const bool hidden = cell % 7 == r % 7 || cell >= 70 + 60 * r;
-                mask[static_cast<std::size_t>(cell)] =
-                    ggml_fp32_to_fp16(hidden ? -std::numeric_limits<float>::infinity() : -0.25F * static_cast<float>(cell % 3));
+                mask[static_cast<std::size_t>(cell)] = ggml_fp32_to_fp16(
+                    hidden ? -std::numeric_limits<float>::infinity() : -0.25F * static_cast<float>(cell % 3));
             }
             masks.push_back(std::move(mask));
         }
@@ -56,7 +56,8 @@ class Data {
 
     [[nodiscard]] Result run(std::int32_t first, std::int32_t n) const {
         const std::int32_t columns = pad16(case_.value);
-        std::vector<float> scratch(static_cast<std::size_t>(attention_scratch(n, case_.n_cells, case_.head, case_.value)));
+        std::vector<float> scratch(
+            static_cast<std::size_t>(attention_scratch(n, case_.n_cells, case_.head, case_.value)));
         Result result;
         std::vector<float> out(static_cast<std::size_t>(n * columns));
         result.sums.resize(static_cast<std::size_t>(2 * n));
@@ -102,7 +103,9 @@ class Data {
                          keys[static_cast<std::size_t>(cell * case_.head + d)];
             }
             score = case_.softcap != 0.0F ? case_.softcap * std::tanh(score) : score;
-            score += case_.masked ? ggml_fp16_to_fp32(masks[static_cast<std::size_t>(row)][static_cast<std::size_t>(cell)]) : 0.0F;
+            score += case_.masked
+                         ? ggml_fp16_to_fp32(masks[static_cast<std::size_t>(row)][static_cast<std::size_t>(cell)])
+                         : 0.0F;
             const double weight = std::exp(score);
             total += weight;
             for (std::int32_t d = 0; d < case_.value; ++d) {
@@ -160,7 +163,8 @@ TEST_CASE("a tile of attention is that of the doubles within 1e-4") {
             for (std::int32_t d = 0; d < c.value; ++d) {
                 CAPTURE(c.head);
                 CAPTURE(r);
-                REQUIRE(std::abs(got.out[static_cast<std::size_t>(r * c.value + d)] - want[static_cast<std::size_t>(d)]) < 1e-4);
+                REQUIRE(std::abs(got.out[static_cast<std::size_t>(r * c.value + d)] -
+                                 want[static_cast<std::size_t>(d)]) < 1e-4);
             }
         }
     }
@@ -172,7 +176,8 @@ TEST_CASE("a row of attention is the same bits alone and in a tile") {
         const Result all = data.run(0, c.n_rows);
         for (std::int32_t r = 0; r < c.n_rows; ++r) {
             const Result one = data.run(r, 1);
-            CHECK(std::memcmp(one.out.data(), all.out.data() + std::int64_t{r} * c.value, one.out.size() * sizeof(float)) == 0);
+            CHECK(std::memcmp(one.out.data(), all.out.data() + std::int64_t{r} * c.value,
+                              one.out.size() * sizeof(float)) == 0);
             CHECK(one.sums[0] == all.sums[static_cast<std::size_t>(2 * r)]);
             CHECK(one.sums[1] == all.sums[static_cast<std::size_t>(2 * r + 1)]);
         }

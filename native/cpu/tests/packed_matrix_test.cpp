@@ -3,8 +3,8 @@
 
 #include <doctest/doctest.h>
 
-#include <array>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -18,9 +18,9 @@ using namespace dflash::cpu;
 
 namespace {
 
-constexpr std::array types{GGML_TYPE_Q4_0,   GGML_TYPE_Q4_1,   GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0,
-                           GGML_TYPE_Q4_K,   GGML_TYPE_Q5_K,   GGML_TYPE_Q6_K, GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS,
-                           GGML_TYPE_MXFP4,  GGML_TYPE_F16,    GGML_TYPE_BF16};
+constexpr std::array types{GGML_TYPE_Q4_0,  GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,   GGML_TYPE_Q8_0,
+                           GGML_TYPE_Q4_K,  GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS,
+                           GGML_TYPE_MXFP4, GGML_TYPE_F16,  GGML_TYPE_BF16};
 
 /// The same on every platform, uniform in [-1, 1).
 class Noise {
