@@ -101,7 +101,7 @@ double measure(const MatrixShape & shape, std::size_t n, ThreadTeam & team) {
 }  // namespace
 
 int main(int argc, char ** argv) {
-    ThreadTeam team(argc > 1 ? std::max(1, std::atoi(argv[1])) : 1);
+    ThreadTeam team(argc > 1 ? std::max(1, static_cast<std::int32_t>(std::strtol(argv[1], nullptr, 10))) : 1);
     const double top = peak();
     std::printf("peak of the dot product: %.0f GMAC/s\n%-8s %-12s", top / 1e9, "type", "shape");
     for (const int n : {1, 2, 4, 8, 16, 32}) {

@@ -1,6 +1,7 @@
 // One tile of attention against the sums written out in doubles.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -38,11 +39,11 @@ class Data {
                 x = static_cast<float>(static_cast<std::int32_t>(state >> 32U)) * 0x1p-31F;
             }
         };
-        fill(queries, std::int64_t{c.n_rows} * c.head);
-        fill(keys, std::int64_t{c.n_cells} * c.head);
-        fill(values, std::int64_t{c.n_cells} * c.value);
-        packed_keys = pack(keys, c.head);
-        packed_values = pack(values, c.value);
+        fill(queries_, std::int64_t{c.n_rows} * c.head);
+        fill(keys_, std::int64_t{c.n_cells} * c.head);
+        fill(values_, std::int64_t{c.n_cells} * c.value);
+        packed_keys_ = pack(keys_, c.head);
+        packed_values_ = pack(values_, c.value);
         for (std::int32_t r = 0; r < c.n_rows; ++r) {
             std::vector<ggml_fp16_t> mask(static_cast<std::size_t>(c.n_cells), ggml_fp32_to_fp16(0.0F));
             for (std::int32_t cell = 0; cell < c.n_cells && c.masked; ++cell) {
@@ -50,7 +51,7 @@ class Data {
                 mask[static_cast<std::size_t>(cell)] = ggml_fp32_to_fp16(
                     hidden ? -std::numeric_limits<float>::infinity() : -0.25F * static_cast<float>(cell % 3));
             }
-            masks.push_back(std::move(mask));
+            masks_.push_back(std::move(mask));
         }
     }
 
@@ -63,18 +64,18 @@ class Data {
         result.sums.resize(static_cast<std::size_t>(2 * n));
         std::vector<const ggml_fp16_t *> rows;
         for (std::int32_t r = 0; r < n; ++r) {
-            rows.push_back(masks[static_cast<std::size_t>(first + r)].data());
+            rows.push_back(masks_[static_cast<std::size_t>(first + r)].data());
         }
         const std::vector<float> slopes(static_cast<std::size_t>(n), 1.0F);
         AttentionTile tile;
-        tile.queries = queries.data() + std::int64_t{first} * case_.head;
+        tile.queries = queries_.data() + std::int64_t{first} * case_.head;
         tile.n_rows = n;
         tile.head_size = case_.head;
         tile.value_size = case_.value;
         tile.k_type = tile.v_type = case_.type;
-        tile.keys = packed_keys.data();
+        tile.keys = packed_keys_.data();
         tile.key_stride = static_cast<std::int64_t>(ggml_row_size(case_.type, case_.head));
-        tile.values = packed_values.data();
+        tile.values = packed_values_.data();
         tile.value_stride = static_cast<std::int64_t>(ggml_row_size(case_.type, case_.value));
         tile.n_cells = case_.n_cells;
         tile.masks = case_.masked ? rows.data() : nullptr;
@@ -99,17 +100,17 @@ class Data {
         for (std::int32_t cell = 0; cell < case_.n_cells; ++cell) {
             double score = 0.0;
             for (std::int32_t d = 0; d < case_.head; ++d) {
-                score += static_cast<double>(queries[static_cast<std::size_t>(row * case_.head + d)]) *
-                         keys[static_cast<std::size_t>(cell * case_.head + d)];
+                score += static_cast<double>(queries_[static_cast<std::size_t>(row * case_.head + d)]) *
+                         keys_[static_cast<std::size_t>(cell * case_.head + d)];
             }
             score = case_.softcap != 0.0F ? case_.softcap * std::tanh(score) : score;
             score += case_.masked
-                         ? ggml_fp16_to_fp32(masks[static_cast<std::size_t>(row)][static_cast<std::size_t>(cell)])
+                         ? ggml_fp16_to_fp32(masks_[static_cast<std::size_t>(row)][static_cast<std::size_t>(cell)])
                          : 0.0F;
             const double weight = std::exp(score);
             total += weight;
             for (std::int32_t d = 0; d < case_.value; ++d) {
-                out[static_cast<std::size_t>(d)] += weight * values[static_cast<std::size_t>(cell * case_.value + d)];
+                out[static_cast<std::size_t>(d)] += weight * values_[static_cast<std::size_t>(cell * case_.value + d)];
             }
         }
         for (double & x : out) {
@@ -120,12 +121,12 @@ class Data {
 
   private:
     Case case_;
-    std::vector<float> queries;
-    std::vector<float> keys;
-    std::vector<float> values;
-    std::vector<std::byte> packed_keys;
-    std::vector<std::byte> packed_values;
-    std::vector<std::vector<ggml_fp16_t>> masks;
+    std::vector<float> queries_;
+    std::vector<float> keys_;
+    std::vector<float> values_;
+    std::vector<std::byte> packed_keys_;
+    std::vector<std::byte> packed_values_;
+    std::vector<std::vector<ggml_fp16_t>> masks_;
 
     /// In the cache's type; `floats` becomes what it holds.
     std::vector<std::byte> pack(std::vector<float> & floats, std::int32_t width) const {
@@ -142,14 +143,14 @@ class Data {
     }
 };
 
-const std::vector<Case> cases{
-    {},
-    {.type = GGML_TYPE_F32, .n_rows = 1, .n_cells = 1},
-    {.type = GGML_TYPE_BF16, .n_rows = 7, .head = 80, .value = 80, .n_cells = 100},
-    {.type = GGML_TYPE_Q8_0, .n_rows = 5, .head = 96, .value = 128, .n_cells = 65},
-    {.n_rows = 13, .head = 128, .value = 128, .n_cells = 200, .softcap = 2.0F},
-    {.n_rows = 4, .head = 256, .value = 192, .n_cells = 33, .masked = true},
-    {.n_rows = 9, .head = 72, .value = 40, .n_cells = 250, .masked = true},
+constexpr std::array cases{
+    Case{},
+    Case{.type = GGML_TYPE_F32, .n_rows = 1, .n_cells = 1},
+    Case{.type = GGML_TYPE_BF16, .n_rows = 7, .head = 80, .value = 80, .n_cells = 100},
+    Case{.type = GGML_TYPE_Q8_0, .n_rows = 5, .head = 96, .value = 128, .n_cells = 65},
+    Case{.n_rows = 13, .head = 128, .value = 128, .n_cells = 200, .softcap = 2.0F},
+    Case{.n_rows = 4, .head = 256, .value = 192, .n_cells = 33, .masked = true},
+    Case{.n_rows = 9, .head = 72, .value = 40, .n_cells = 250, .masked = true},
 };
 
 }  // namespace
