@@ -1,0 +1,291 @@
+// Attention of a tile of query rows over one chunk of cells: every key and value is read and converted once for all
+// rows.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "simd.h"
+
+namespace dflash::cpu::DFLASH_ISA {
+
+namespace {
+
+constexpr std::int32_t block_cells = 64;  // whose keys and values stay in the first cache
+constexpr int cell_vectors = 4;
+constexpr int tile_rows = 6;
+constexpr float none = -std::numeric_limits<float>::infinity();
+
+void to_floats(ggml_type type, const std::byte * from, std::int32_t n, float * out) {
+    if (type == GGML_TYPE_F32) {
+        std::memcpy(out, from, static_cast<std::size_t>(n) * sizeof(float));
+    } else if (type == GGML_TYPE_F16) {
+        std::int32_t i = 0;
+        for (; i + lanes <= n; i += lanes) {
+            store(out + i, load_halves(from + 2 * i));
+        }
+        for (; i < n; ++i) {
+            ggml_fp16_t half = 0;
+            std::memcpy(&half, from + 2 * i, 2);
+            out[i] = half_to_float(half);
+        }
+    } else if (type == GGML_TYPE_BF16) {
+        for (std::int32_t i = 0; i < n; ++i) {
+            std::uint16_t bits = 0;
+            std::memcpy(&bits, from + 2 * i, 2);
+            out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16U);
+        }
+    } else {  // Q8_0: a half and 32 codes a block
+        for (std::int32_t b = 0; b < n / 32; ++b) {
+            ggml_fp16_t half = 0;
+            std::memcpy(&half, from + 34 * b, 2);
+            const float scale = half_to_float(half);
+            for (std::int32_t i = 0; i < 32; ++i) {
+                out[32 * b + i] = scale * static_cast<float>(static_cast<std::int8_t>(from[34 * b + 2 + i]));
+            }
+        }
+    }
+}
+
+template <int w, int... I>
+void exchange(Floats & a, Floats & b, std::integer_sequence<int, I...> /*lanes*/) {
+    const Floats x = a;
+    const Floats y = b;
+    a = __builtin_shufflevector(x, y, ((I & w) == 0 ? I : 16 + I - w)...);
+    b = __builtin_shufflevector(x, y, ((I & w) == 0 ? I + w : 16 + I)...);
+}
+
+/// Exchanges the bit w of the row with that of the lane.
+template <int w>
+void exchange_bit(Floats * m) {
+    for (int i = 0; i < 16; ++i) {
+        if ((i & w) == 0) {
+            exchange<w>(m[i], m[i + w], std::make_integer_sequence<int, 16>{});
+        }
+    }
+}
+
+/// 16 rows of 16, in place.
+void transpose(Floats * m) {
+    exchange_bit<1>(m);
+    exchange_bit<2>(m);
+    exchange_bit<4>(m);
+    exchange_bit<8>(m);
+}
+
+/// keys[d][64]: the block's keys by dimension; cells beyond n_cells are 0.
+void turn_keys(const AttentionTile & t, std::int32_t first, std::int32_t n_cells, float * row, float * keys) {
+    const std::int32_t padded = (t.head_size + 15) / 16 * 16;
+    for (std::int32_t c = 0; c < block_cells; c += 16) {
+        for (std::int32_t i = 0; i < 16; ++i) {
+            float * const out = row + static_cast<std::int64_t>(i) * padded;
+            if (c + i < n_cells) {
+                to_floats(t.k_type, t.keys + (first + c + i) * t.key_stride, t.head_size, out);
+                std::fill(out + t.head_size, out + padded, 0.0F);
+            } else {
+                std::fill(out, out + padded, 0.0F);
+            }
+        }
+        for (std::int32_t d = 0; d < padded; d += 16) {
+            Floats m[16];
+            for (std::int64_t i = 0; i < 16; ++i) {
+                m[i] = load(row + i * padded + d);
+            }
+            transpose(m);
+            for (std::int32_t i = 0; i < 16 && d + i < t.head_size; ++i) {
+                store(keys + static_cast<std::int64_t>(d + i) * block_cells + c, m[i]);
+            }
+        }
+    }
+}
+
+/// Scores of R rows against 64 cells, each summed over the dimensions in order.
+template <int R>
+void score(const AttentionTile & t, std::int32_t row, const float * keys, float * scores, std::int64_t stride) {
+    Floats sums[R][cell_vectors] = {};
+    const float * const q = t.queries + static_cast<std::int64_t>(row) * t.head_size;
+    for (std::int32_t d = 0; d < t.head_size; ++d) {
+        Floats k[cell_vectors];
+        for (std::size_t v = 0; v < cell_vectors; ++v) {
+            k[v] = load(keys + static_cast<std::int64_t>(d) * block_cells + 16 * static_cast<std::int64_t>(v));
+        }
+#pragma GCC unroll 8
+        for (std::size_t r = 0; r < R; ++r) {
+            const Floats x = all(q[static_cast<std::int64_t>(r) * t.head_size + d]);
+            for (std::size_t v = 0; v < cell_vectors; ++v) {
+                sums[r][v] = fma(x, k[v], sums[r][v]);
+            }
+        }
+    }
+    for (std::size_t r = 0; r < R; ++r) {
+        for (std::size_t v = 0; v < cell_vectors; ++v) {
+            store(scores + static_cast<std::int64_t>(r) * stride + 16 * static_cast<std::int64_t>(v), sums[r][v]);
+        }
+    }
+}
+
+/// Adds the weighted values of n_cells cells to 64 columns (V vectors) of R rows, cell after cell.
+template <int R, int V>
+void weigh(const float * weights, std::int64_t weight_stride, const float * values, std::int64_t value_stride,
+           std::int32_t n_cells, float * out, std::int64_t out_stride) {
+    Floats sums[R][V];
+    for (std::size_t r = 0; r < R; ++r) {
+        for (std::size_t v = 0; v < V; ++v) {
+            sums[r][v] = load(out + static_cast<std::int64_t>(r) * out_stride + 16 * static_cast<std::int64_t>(v));
+        }
+    }
+    for (std::int32_t c = 0; c < n_cells; ++c) {
+        Floats x[V];
+        for (std::size_t v = 0; v < V; ++v) {
+            x[v] = load(values + c * value_stride + 16 * static_cast<std::int64_t>(v));
+        }
+#pragma GCC unroll 8
+        for (std::size_t r = 0; r < R; ++r) {
+            const Floats w = all(weights[static_cast<std::int64_t>(r) * weight_stride + c]);
+            for (std::size_t v = 0; v < V; ++v) {
+                sums[r][v] = fma(w, x[v], sums[r][v]);
+            }
+        }
+    }
+    for (std::size_t r = 0; r < R; ++r) {
+        for (std::size_t v = 0; v < V; ++v) {
+            store(out + static_cast<std::int64_t>(r) * out_stride + 16 * static_cast<std::int64_t>(v), sums[r][v]);
+        }
+    }
+}
+
+template <int R>
+void score_rows(const AttentionTile & t, std::int32_t row, std::int32_t n, const float * keys, float * scores,
+                std::int64_t stride) {
+    for (; n >= R; n -= R, row += R) {
+        score<R>(t, row, keys, scores + row * stride, stride);
+    }
+    if constexpr (R > 1) {
+        if (n > 0) {
+            score_rows<R - 1>(t, row, n, keys, scores, stride);
+        }
+    }
+}
+
+template <int R>
+void weigh_rows(std::int32_t row, std::int32_t n, const float * weights, std::int64_t weight_stride,
+                const float * values, std::int64_t columns, std::int32_t n_cells, float * out) {
+    for (; n >= R; n -= R, row += R) {
+        std::int64_t d = 0;
+        for (; d + 64 <= columns; d += 64) {
+            weigh<R, 4>(weights + row * weight_stride, weight_stride, values + d, columns, n_cells,
+                        out + row * columns + d, columns);
+        }
+        for (; d < columns; d += 16) {
+            weigh<R, 1>(weights + row * weight_stride, weight_stride, values + d, columns, n_cells,
+                        out + row * columns + d, columns);
+        }
+    }
+    if constexpr (R > 1) {
+        if (n > 0) {
+            weigh_rows<R - 1>(row, n, weights, weight_stride, values, columns, n_cells, out);
+        }
+    }
+}
+
+/// Cap, mask and exponents of one row; false where all its cells are masked.
+bool weights_of(const AttentionTile & t, std::int32_t row, float * scores, std::int32_t n_padded, float * sums) {
+    const ggml_fp16_t * const mask = t.masks != nullptr ? t.masks[row] : nullptr;
+    const float slope = mask != nullptr ? t.slopes[row] : 0.0F;
+    Floats highest = all(none);
+    for (std::int32_t c = 0; c < n_padded; c += 16) {
+        Floats s = load(scores + c);
+        if (t.softcap != 0.0F) {
+            s = t.softcap * tanh(s);
+        }
+        Floats m{};
+        if (c + 16 <= t.n_cells) {
+            m = mask != nullptr ? slope * load_halves(reinterpret_cast<const std::byte *>(mask + c)) : m;
+        } else {
+            for (std::int32_t i = 0; i < 16; ++i) {
+                const bool inside = c + i < t.n_cells;
+                m[i] = !inside ? none : mask != nullptr ? slope * half_to_float(mask[c + i]) : 0.0F;
+            }
+        }
+        s += m;
+        store(scores + c, s);
+        highest = max(highest, s);
+    }
+    const float top = max_of(highest);
+    sums[0] = top;
+    sums[1] = 0.0F;
+    if (!(top > none)) {
+        std::fill(scores, scores + n_padded, 0.0F);
+        return false;
+    }
+    Floats total{};
+    for (std::int32_t c = 0; c < n_padded; c += 16) {
+        const Floats e = exp(load(scores + c) - top);
+        store(scores + c, e);
+        total += e;
+    }
+    sums[1] = sum_of(total);
+    return true;
+}
+
+bool all_masked(const AttentionTile & t, std::int32_t first, std::int32_t n) {
+    if (t.masks == nullptr) {
+        return false;
+    }
+    constexpr ggml_fp16_t minus_infinity = 0xFC00;
+    const ggml_fp16_t * last = nullptr;
+    for (std::int32_t r = 0; r < t.n_rows; ++r) {
+        const ggml_fp16_t * const mask = t.masks[r];
+        if (mask == last) {
+            continue;
+        }
+        last = mask;
+        if (!std::all_of(mask + first, mask + first + n, [](ggml_fp16_t m) { return m == minus_infinity; })) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+void attend(const AttentionTile & t) {
+    const std::int32_t n_padded = (t.n_cells + block_cells - 1) / block_cells * block_cells;
+    const std::int32_t columns = (t.value_size + 15) / 16 * 16;
+    const std::int32_t padded_head = (t.head_size + 15) / 16 * 16;
+    float * const scores = t.scratch;
+    float * const block = scores + static_cast<std::int64_t>(t.n_rows) * n_padded;
+    float * const row = block + static_cast<std::int64_t>(block_cells) * std::max(padded_head, columns);
+    std::array<bool, 64> skipped{};
+    for (std::int32_t c = 0; c < n_padded; c += block_cells) {
+        const std::int32_t n = std::min(block_cells, t.n_cells - c);
+        skipped[static_cast<std::size_t>(c / block_cells)] = all_masked(t, c, n);
+        if (skipped[static_cast<std::size_t>(c / block_cells)]) {
+            for (std::int32_t r = 0; r < t.n_rows; ++r) {
+                float * const s = scores + static_cast<std::int64_t>(r) * n_padded + c;
+                std::fill(s, s + block_cells, 0.0F);
+            }
+            continue;
+        }
+        turn_keys(t, c, n, row, block);
+        score_rows<tile_rows>(t, 0, t.n_rows, block, scores + c, n_padded);
+    }
+    for (std::int32_t r = 0; r < t.n_rows; ++r) {
+        weights_of(t, r, scores + static_cast<std::int64_t>(r) * n_padded, n_padded, t.sums + 2 * r);
+    }
+    std::fill(t.out, t.out + static_cast<std::int64_t>(t.n_rows) * columns, 0.0F);
+    for (std::int32_t c = 0; c < n_padded; c += block_cells) {
+        if (skipped[static_cast<std::size_t>(c / block_cells)]) {
+            continue;
+        }
+        const std::int32_t n = std::min(block_cells, t.n_cells - c);
+        for (std::int32_t i = 0; i < n; ++i) {
+            float * const out = block + static_cast<std::int64_t>(i) * columns;
+            to_floats(t.v_type, t.values + (c + i) * t.value_stride, t.value_size, out);
+            std::fill(out + t.value_size, out + columns, 0.0F);
+        }
+        weigh_rows<tile_rows>(0, t.n_rows, scores + c, n_padded, block, columns, n, t.out);
+    }
+}
+
+}  // namespace dflash::cpu::DFLASH_ISA
