@@ -10,6 +10,7 @@
 
 #include "ggml_abi.h"
 #include "kernels/kernels.h"
+#include "neighbours.h"
 #include "thread_team.h"
 #include "weight_buffer.h"
 
@@ -20,7 +21,7 @@ namespace {
 struct Backend {
     ThreadTeam team{1};
     std::int32_t n_threads = 1;
-    std::vector<std::byte> activations;
+    Scratch scratch;
 };
 
 std::byte * at(const ggml_tensor & t, std::int64_t i1, std::int64_t i2, std::int64_t i3) {
@@ -77,10 +78,10 @@ void mul_mat(Backend & backend, const ggml_tensor & node) {
     const ggml_tensor & input = *node.src[1];
     Product p{&node, {}, activation_bytes(node.src[0]->type, input.ne[0]), ggml_nrows(&input), 1};
     const std::size_t needed = p.stride * static_cast<std::size_t>(p.n_rows);
-    if (backend.activations.size() < needed) {
-        backend.activations.resize(needed);
+    if (backend.scratch.activations.size() < needed) {
+        backend.scratch.activations.resize(needed);
     }
-    p.activations = backend.activations;
+    p.activations = backend.scratch.activations;
     p.n_chunks = p.n_rows >= 8 ? std::min<std::int64_t>(p.n_rows, backend.n_threads) : 1;
     backend.team.run(static_cast<std::int32_t>(p.n_chunks), prepare_chunk, &p);
     p.n_chunks = std::min<std::int64_t>(n_groups(shape_of(*node.src[0])), 4 * backend.n_threads);
@@ -107,6 +108,16 @@ bool supports(const ggml_tensor & node) {
         return is_packed(*weight) && weight->ne[2] == 1 && weight->ne[3] == 1 && input->type == GGML_TYPE_F32 &&
                input->nb[0] == sizeof(float) && node.type == GGML_TYPE_F32;
     }
+    for (const ggml_tensor * const src : node.src) {
+        // A weight that llama.cpp only asks about, or one that cannot be packed: not for our memory.
+        if (src != nullptr && src->buffer != nullptr && is_ours(src->buffer->buft) && std::string_view(src->name).ends_with(".weight") &&
+            !(node.op == GGML_OP_GET_ROWS && is_packed(*src))) {
+            return false;
+        }
+    }
+    if (is_attention(node) || (is_neighbour(node) && !is_packed(*node.src[0]))) {
+        return true;
+    }
     return node.op == GGML_OP_GET_ROWS && is_packed(*weight) && weight->ne[2] == 1 && weight->ne[3] == 1 &&
            input->ne[1] == 1 && input->ne[2] == 1 && input->ne[3] == 1 && ggml_is_contiguous(input);
 }
@@ -122,8 +133,12 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
             const ggml_tensor & node = *ggml_graph_node(graph, i);
             if (node.op == GGML_OP_MUL_MAT) {
                 mul_mat(state, node);
-            } else if (node.op == GGML_OP_GET_ROWS) {
+            } else if (node.op == GGML_OP_GET_ROWS && is_packed(*node.src[0])) {
                 get_rows(node);
+            } else if (is_attention(node)) {
+                run_attention(node, state.scratch, state.team);
+            } else if (is_neighbour(node)) {
+                run_neighbour(node, state.scratch, state.team);
             } else if (!is_view(node.op)) {
                 return GGML_STATUS_FAILED;
             }
