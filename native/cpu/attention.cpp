@@ -22,7 +22,7 @@ struct Running {
 };
 
 void merge(Running & into, float * values, float top, float sum, const float * more, std::int64_t n) {
-    if (!(sum > 0.0F)) {
+    if (sum == 0.0F) {
         return;
     }
     const float highest = std::max(into.top, top);
@@ -51,7 +51,9 @@ struct Attention {
     float softcap;
     std::vector<float> slopes;  // of query heads
     float * partials;
-    float * tiles;  // of threads' chunks
+    float * tiles;            // of shares
+    std::int64_t n_tasks;     // (stream, K/V head, chunk)
+    std::int64_t n_shares;    // of tasks, each with one tile
 
     [[nodiscard]] float * partial(std::int64_t stream, std::int64_t head, std::int64_t chunk) const {
         return partials + ((stream * k.ne[2] + head) * n_chunks + chunk) * partial_floats;
@@ -120,21 +122,23 @@ void finish(const Attention & a, std::int64_t stream, std::int64_t query_head, s
             values[d] *= weight;
         }
     }
-    const float inverse = running.sum > 0.0F ? 1.0F / running.sum : 0.0F;
+    const float inverse = running.sum == 0.0F ? 0.0F : 1.0F / running.sum;
     auto * const out = reinterpret_cast<float *>(at(a.node, query_head, row, stream));
     for (std::int64_t d = 0; d < a.v.ne[0]; ++d) {
         out[d] = values[d] * inverse;
     }
 }
 
-void narrow_chunk(void * work, std::int32_t index) {
+void narrow_share(void * work, std::int32_t share) {
     const Attention & a = *static_cast<Attention *>(work);
-    const std::int64_t chunk = index % a.n_chunks;
-    const std::int64_t head = index / a.n_chunks % a.k.ne[2];
-    const std::int64_t stream = index / a.n_chunks / a.k.ne[2];
-    float * const partial = a.partial(stream, head, chunk);
-    float * const sums = partial + a.n_rows * a.group * a.columns;
-    attend_chunk(a, stream, head, chunk, 0, a.n_rows, a.tiles + index * a.tile_floats, sums, partial);
+    for (std::int64_t task = share; task < a.n_tasks; task += a.n_shares) {
+        const std::int64_t chunk = task % a.n_chunks;
+        const std::int64_t head = task / a.n_chunks % a.k.ne[2];
+        const std::int64_t stream = task / a.n_chunks / a.k.ne[2];
+        float * const partial = a.partial(stream, head, chunk);
+        float * const sums = partial + a.n_rows * a.group * a.columns;
+        attend_chunk(a, stream, head, chunk, 0, a.n_rows, a.tiles + share * a.tile_floats, sums, partial);
+    }
 }
 
 void merge_row(void * work, std::int32_t index) {
@@ -201,7 +205,7 @@ bool is_attention(const ggml_tensor & node) {
 
 void run_attention(const ggml_tensor & node, Scratch & scratch, ThreadTeam & team) {
     Attention a{node, *node.src[0], *node.src[1], *node.src[2], node.src[3], node.src[0]->ne[1], node.src[0]->ne[2] / node.src[1]->ne[2],
-                (node.src[1]->ne[1] + chunk_cells - 1) / chunk_cells, pad16(static_cast<std::int32_t>(node.src[2]->ne[0])), 0, 0, 0.0F, 0.0F, {}, nullptr, nullptr};
+                (node.src[1]->ne[1] + chunk_cells - 1) / chunk_cells, pad16(static_cast<std::int32_t>(node.src[2]->ne[0])), 0, 0, 0.0F, 0.0F, {}, nullptr, nullptr, 0, 0};
     float max_bias = 0.0F;
     std::memcpy(&a.scale, node.op_params, sizeof(float));
     std::memcpy(&max_bias, node.op_params + 1, sizeof(float));
@@ -225,11 +229,13 @@ void run_attention(const ggml_tensor & node, Scratch & scratch, ThreadTeam & tea
         return;
     }
     a.partial_floats = a.n_rows * a.group * (a.columns + 2);
-    const std::int64_t tasks = a.n_chunks * a.k.ne[2] * a.k.ne[3];
-    scratch.attention.resize(std::max(scratch.attention.size(), static_cast<std::size_t>(tasks * (a.partial_floats + a.tile_floats))));
+    a.n_tasks = a.n_chunks * a.k.ne[2] * a.k.ne[3];
+    a.n_shares = std::min<std::int64_t>(a.n_tasks, 4 * team.n_threads());
+    scratch.attention.resize(std::max(scratch.attention.size(),
+                                      static_cast<std::size_t>(a.n_tasks * a.partial_floats + a.n_shares * a.tile_floats)));
     a.partials = scratch.attention.data();
-    a.tiles = a.partials + tasks * a.partial_floats;
-    team.run(static_cast<std::int32_t>(tasks), narrow_chunk, &a);
+    a.tiles = a.partials + a.n_tasks * a.partial_floats;
+    team.run(static_cast<std::int32_t>(a.n_shares), narrow_share, &a);
     team.run(static_cast<std::int32_t>(a.n_rows * a.k.ne[3]), merge_row, &a);
 }
 

@@ -152,6 +152,7 @@ void rotate(const ggml_tensor & node, Scratch & scratch) {
 bool is_rotation(const ggml_tensor & node) {
     const std::int32_t mode = node.op_params[2];
     return is_f32_rows(node.src[0]) && (mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX) && param(node, 7) == 0.0F &&
+           node.op_params[15] == 0 &&  // a first dimension other than 0
            node.src[1]->type == GGML_TYPE_I32 && ggml_is_contiguous(node.src[1]) &&
            (node.src[2] == nullptr || node.src[2]->type == GGML_TYPE_F32);
 }

@@ -207,14 +207,14 @@ bool weights_of(const AttentionTile & t, std::int32_t row, float * scores, std::
                 m[i] = !inside ? none : mask != nullptr ? slope * half_to_float(mask[c + i]) : 0.0F;
             }
         }
-        s += m;
+        s = m > none ? s + m : all(none);  // what a hidden key holds, be it no number, does not matter
         store(scores + c, s);
         highest = max(highest, s);
     }
     const float top = max_of(highest);
     sums[0] = top;
     sums[1] = 0.0F;
-    if (!(top > none)) {
+    if (top == none && std::all_of(scores, scores + n_padded, [](float s) { return s == none; })) {
         std::fill(scores, scores + n_padded, 0.0F);
         return false;
     }
