@@ -36,6 +36,6 @@ native_tests() {
     say "native tests, preset $preset"
     quietly "CMake could not configure the preset $preset" cmake --preset "$preset" -DPython_EXECUTABLE="$py" "$@"
     quietly "the native tests of the preset $preset do not build" \
-        cmake --build --preset "$preset" --target dflash_tests dflash_cpu_tests --parallel "$jobs"
+        cmake --build --preset "$preset" --target native_tests --parallel "$jobs"
     ctest --preset "$preset"
 }

@@ -38,6 +38,4 @@ const Kernels & kernels() {
     return chosen;
 }
 
-bool has_fast_kernels() { return std::string_view(kernels().name) != "generic"; }
-
 }  // namespace dflash::cpu

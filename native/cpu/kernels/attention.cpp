@@ -75,7 +75,7 @@ void transpose(Floats * m) {
 
 /// keys[d][64]: the block's keys by dimension; cells beyond n_cells are 0.
 void turn_keys(const AttentionTile & t, std::int32_t first, std::int32_t n_cells, float * row, float * keys) {
-    const std::int32_t padded = (t.head_size + 15) / 16 * 16;
+    const std::int32_t padded = pad16(t.head_size);
     for (std::int32_t c = 0; c < block_cells; c += 16) {
         for (std::int32_t i = 0; i < 16; ++i) {
             float * const out = row + static_cast<std::int64_t>(i) * padded;
@@ -188,8 +188,8 @@ void weigh_rows(std::int32_t row, std::int32_t n, const float * weights, std::in
     }
 }
 
-/// Cap, mask and exponents of one row; false where all its cells are masked.
-bool weights_of(const AttentionTile & t, std::int32_t row, float * scores, std::int32_t n_padded, float * sums) {
+/// Cap, mask and exponents of one row; zeros where all its cells are masked.
+void weights_of(const AttentionTile & t, std::int32_t row, float * scores, std::int32_t n_padded, float * sums) {
     const ggml_fp16_t * const mask = t.masks != nullptr ? t.masks[row] : nullptr;
     const float slope = mask != nullptr ? t.slopes[row] : 0.0F;
     Floats highest = all(none);
@@ -216,7 +216,7 @@ bool weights_of(const AttentionTile & t, std::int32_t row, float * scores, std::
     sums[1] = 0.0F;
     if (top == none && std::all_of(scores, scores + n_padded, [](float s) { return s == none; })) {
         std::fill(scores, scores + n_padded, 0.0F);
-        return false;
+        return;
     }
     Floats total{};
     for (std::int32_t c = 0; c < n_padded; c += 16) {
@@ -225,7 +225,6 @@ bool weights_of(const AttentionTile & t, std::int32_t row, float * scores, std::
         total += e;
     }
     sums[1] = sum_of(total);
-    return true;
 }
 
 bool all_masked(const AttentionTile & t, std::int32_t first, std::int32_t n) {
@@ -251,12 +250,11 @@ bool all_masked(const AttentionTile & t, std::int32_t first, std::int32_t n) {
 
 void attend(const AttentionTile & t) {
     const std::int32_t n_padded = (t.n_cells + block_cells - 1) / block_cells * block_cells;
-    const std::int32_t columns = (t.value_size + 15) / 16 * 16;
-    const std::int32_t padded_head = (t.head_size + 15) / 16 * 16;
+    const std::int32_t columns = pad16(t.value_size);
     float * const scores = t.scratch;
     float * const block = scores + static_cast<std::int64_t>(t.n_rows) * n_padded;
-    float * const row = block + static_cast<std::int64_t>(block_cells) * std::max(padded_head, columns);
-    std::array<bool, 64> skipped{};
+    float * const row = block + static_cast<std::int64_t>(block_cells) * std::max(pad16(t.head_size), columns);
+    std::array<bool, most_cells / block_cells> skipped{};
     for (std::int32_t c = 0; c < n_padded; c += block_cells) {
         const std::int32_t n = std::min(block_cells, t.n_cells - c);
         skipped[static_cast<std::size_t>(c / block_cells)] = all_masked(t, c, n);

@@ -1,4 +1,4 @@
-// The functions that make up one instruction set's table, and vector types that every compiler flag set understands.
+// The functions that make up one instruction set's table, and F16 without its help.
 #pragma once
 
 #include <bit>
@@ -16,7 +16,6 @@ void attend(const AttentionTile & tile);
 void rms_norm(const float * x, const float * weight, float * y, std::int64_t n, float eps);
 void silu_mul(const float * gate, const float * up, float * y, std::int64_t n);
 void gelu_mul(const float * gate, const float * up, float * y, std::int64_t n);
-float soft_max(float * x, std::int64_t n);
 void to_half(const float * x, ggml_fp16_t * y, std::int64_t n);
 
 /// Exact.

@@ -20,7 +20,7 @@ struct AttentionTile {
     std::int64_t key_stride = 0;       // bytes between cells
     const std::byte * values = nullptr;
     std::int64_t value_stride = 0;
-    std::int32_t n_cells = 0;
+    std::int32_t n_cells = 0;                     // at most most_cells
     const ggml_fp16_t * const * masks = nullptr;  // [n_rows], each [n_cells], or null
     const float * slopes = nullptr;               // [n_rows], of the mask
     float softcap = 0.0F;                         // 0: none
@@ -28,6 +28,8 @@ struct AttentionTile {
     float * sums = nullptr;                       // [n_rows][2]: maximum and sum of exponents
     float * out = nullptr;                        // [n_rows][value_size padded to 16], not divided by the sum
 };
+
+constexpr std::int32_t most_cells = 4096;  // of a tile
 
 constexpr std::int32_t pad16(std::int32_t n) { return (n + 15) / 16 * 16; }
 
@@ -51,13 +53,9 @@ struct Kernels {
     void (*rms_norm)(const float * x, const float * weight, float * y, std::int64_t n, float eps);
     void (*silu_mul)(const float * gate, const float * up, float * y, std::int64_t n);
     void (*gelu_mul)(const float * gate, const float * up, float * y, std::int64_t n);
-    /// y = exp(x - max), the return value their sum.
-    float (*soft_max)(float * x, std::int64_t n);
     void (*to_half)(const float * x, ggml_fp16_t * y, std::int64_t n);
 };
 
 [[nodiscard]] const Kernels & kernels();
-/// False where only the plain C++ kernels run here.
-[[nodiscard]] bool has_fast_kernels();
 
 }  // namespace dflash::cpu

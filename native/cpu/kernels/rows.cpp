@@ -1,5 +1,4 @@
-// Work on single rows: norms, gates, exponents, conversion to halves. Sums run in one fixed order.
-#include <algorithm>
+// Work on single rows: norms, gates, conversion to halves. Sums run in one fixed order.
 #include <cmath>
 
 #include "simd.h"
@@ -60,23 +59,6 @@ void gelu_mul(const float * gate, const float * up, float * y, std::int64_t n) {
         const Floats inner = 0.797884561F * g * (1.0F + 0.044715F * g * g);
         return 0.5F * g * (1.0F + tanh(inner));
     });
-}
-
-float soft_max(float * x, std::int64_t n) {
-    float highest = x[0];
-    for (std::int64_t i = 1; i < n; ++i) {
-        highest = std::max(highest, x[i]);
-    }
-    Floats total{};
-    each(n, [&](std::int64_t i, std::int64_t k) {
-        Floats e = exp(take(x + i, k) - highest);
-        put(x + i, e, k);
-        for (std::int64_t rest = k; rest < lanes; ++rest) {
-            e[rest] = 0.0F;
-        }
-        total += e;
-    });
-    return sum_of(total);
 }
 
 void to_half(const float * x, ggml_fp16_t * y, std::int64_t n) {

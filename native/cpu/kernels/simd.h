@@ -66,7 +66,7 @@ inline float max_of(Floats v) {
     return out;
 }
 
-/// e^x within 2 units in the last place from -87 to 88; 0 below, infinity-like large above.
+/// e^x, 0 below -87, e^88 above 88.
 inline Floats exp(Floats x) {
     const Floats t = x * 1.44269504F;
     const Floats bound = t > 127.0F ? all(127.0F) : t;

@@ -7,7 +7,6 @@
 namespace dflash::cpu::DFLASH_ISA {
 
 extern const Kernels table;
-const Kernels table{
-    DFLASH_TEXT(DFLASH_ISA), quantize, multiply, attend, rms_norm, silu_mul, gelu_mul, soft_max, to_half};
+const Kernels table{DFLASH_TEXT(DFLASH_ISA), quantize, multiply, attend, rms_norm, silu_mul, gelu_mul, to_half};
 
 }  // namespace dflash::cpu::DFLASH_ISA

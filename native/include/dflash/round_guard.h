@@ -44,8 +44,9 @@ class StakePurse {
   public:
     static constexpr double start = 0.25;
     static constexpr double share = 0.01;  // of each token
-    static constexpr double most = 8.0;     // held at once
-    static constexpr double odds = 20;  // a round that wins this many times what it loses, in the mean, needs no stake
+    static constexpr double most = 8.0;    // held at once
+    static constexpr double odds =
+        20.0;  // a round that wins this many times what it loses, in the mean, needs no stake
 
     void begin() noexcept { held_ = start; }
     void pass(std::int32_t emitted) noexcept { settle(share * emitted); }
