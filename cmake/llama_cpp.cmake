@@ -1,4 +1,5 @@
-# Finds headers and libraries of the installed llama-cpp-python: target dflash_llama_cpp, variable LLAMA_CPP_DIR.
+# Finds headers and libraries of the installed llama-cpp-python: targets dflash_llama_cpp and, of it, dflash_ggml_base;
+# variable LLAMA_CPP_DIR.
 # Results are not cached: under build isolation every build has its own copy at another path.
 
 # The package is located, not imported: importing it would open the libraries.
@@ -34,6 +35,9 @@ foreach(lib IN ITEMS llama ggml ggml-base)
   endif()
   target_link_libraries(dflash_llama_cpp INTERFACE "${DFLASH_LIB_${lib}}")
 endforeach()
+add_library(dflash_ggml_base INTERFACE)
+target_include_directories(dflash_ggml_base SYSTEM INTERFACE "${DFLASH_LLAMA_INCLUDE}")
+target_link_libraries(dflash_ggml_base INTERFACE "${DFLASH_LIB_ggml-base}")
 
 if(DFLASH_REQUIRE_BACKEND)
   find_library(DFLASH_BACKEND_LIBRARY NAMES "ggml-${DFLASH_REQUIRE_BACKEND}"

@@ -212,7 +212,6 @@ ggml_backend_device & the_device() {
 
 }  // namespace
 
-}  // namespace dflash::cpu
+ggml_backend_reg_t registration() { return &the_reg(); }
 
-extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() { return &dflash::cpu::the_reg(); }
-extern "C" __attribute__((visibility("default"))) int ggml_backend_score() { return dflash::cpu::has_fast_kernels() ? 1 : 0; }
+}  // namespace dflash::cpu

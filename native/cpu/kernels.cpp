@@ -17,14 +17,17 @@ extern const Kernels table;
 
 namespace {
 
-const Kernels & best() {
+std::string_view wanted() {
     const char * const named = std::getenv("DFLASH_CPU_ISA");
-    const std::string_view wanted = named != nullptr ? named : "";
+    return named != nullptr ? named : "";
+}
+
+const Kernels & best() {
 #if defined(DFLASH_HAS_AVX512)
     const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                             __builtin_cpu_supports("avx512vnni");
-    if (has_avx512 && wanted != "generic") {
+    if (has_avx512 && wanted() != "generic") {
         return avx512::table;
     }
 #endif
@@ -37,5 +40,7 @@ const Kernels & kernels() {
     static const Kernels & chosen = best();
     return chosen;
 }
+
+bool are_worth_loading() { return &kernels() != &generic::table || wanted() == "generic"; }
 
 }  // namespace dflash::cpu

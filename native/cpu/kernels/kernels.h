@@ -57,5 +57,7 @@ struct Kernels {
 };
 
 [[nodiscard]] const Kernels & kernels();
+/// Not plain C++ where nobody asked for it: ggml's kernels are faster.
+[[nodiscard]] bool are_worth_loading();
 
 }  // namespace dflash::cpu
