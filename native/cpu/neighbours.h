@@ -14,9 +14,10 @@ namespace dflash::cpu {
 struct Scratch {
     std::vector<std::byte> activations;
     std::vector<float> attention;
-    std::vector<float> rotations;             // cosine and sine pairs, [position][n_dims / 2][2]
-    std::vector<std::int32_t> rotated;        // the positions that `rotations` is of
-    std::vector<float> rotation_factors;      // and the frequency factors
+    std::vector<float> slopes;
+    std::vector<float> rotations;         // cosine and sine pairs, [position][n_dims / 2][2]
+    std::vector<std::int32_t> rotated;    // the positions that `rotations` is of
+    std::vector<float> rotation_factors;  // and the frequency factors
     std::vector<std::int32_t> rotation_params;
 };
 

@@ -18,7 +18,8 @@ constexpr std::size_t alignment = 64;
 struct Storage {
     std::byte * bytes = nullptr;
     explicit Storage(std::size_t size)
-        : bytes(static_cast<std::byte *>(::operator new(std::max<std::size_t>(size, 1), std::align_val_t{alignment}))) {}
+        : bytes(static_cast<std::byte *>(::operator new(std::max<std::size_t>(size, 1), std::align_val_t{alignment}))) {
+    }
     ~Storage() { ::operator delete(bytes, std::align_val_t{alignment}); }
     Storage(const Storage &) = delete;
     Storage & operator=(const Storage &) = delete;
@@ -42,7 +43,8 @@ Part part_of(const ggml_tensor & weight) {
     return {shape, row, row * static_cast<std::size_t>(shape.n_rows)};
 }
 
-/// Calls function(group, first byte of its rows in the whole tensor, bytes) for the groups that [offset, offset + size) meets.
+/// Calls function(group, first byte of its rows in the whole tensor, bytes) for the groups that [offset, offset + size)
+/// meets.
 template <typename Function>
 void each_group(const ggml_tensor & weight, std::size_t offset, std::size_t size, const Function & function) {
     const Part part = part_of(weight);
@@ -53,37 +55,42 @@ void each_group(const ggml_tensor & weight, std::size_t offset, std::size_t size
             const std::size_t first = begin + static_cast<std::size_t>(g) * group_row_bytes;
             const std::size_t bytes = std::min(group_row_bytes, begin + part.matrix_rows_bytes - first);
             if (first < offset + size && offset < first + bytes) {
-                auto * const base = static_cast<std::byte *>(weight.data) + static_cast<std::size_t>(m) * matrix_bytes(part.shape);
-                function(part.shape, std::span(base + static_cast<std::size_t>(g) * group_bytes(part.shape), group_bytes(part.shape)),
-                         first, bytes);
+                auto * const base =
+                    static_cast<std::byte *>(weight.data) + static_cast<std::size_t>(m) * matrix_bytes(part.shape);
+                function(
+                    part.shape,
+                    std::span(base + static_cast<std::size_t>(g) * group_bytes(part.shape), group_bytes(part.shape)),
+                    first, bytes);
             }
         }
     }
 }
 
 void set_packed(const ggml_tensor & weight, const std::byte * data, std::size_t offset, std::size_t size) {
-    each_group(weight, offset, size, [&](const MatrixShape & shape, std::span<std::byte> group, std::size_t first, std::size_t bytes) {
-        if (first >= offset && first + bytes <= offset + size) {
-            pack_group(shape, {data + (first - offset), bytes}, group);
-            return;
-        }
-        std::vector<std::byte> rows(bytes);
-        unpack_group(shape, group, rows);
-        const std::size_t from = std::max(first, offset);
-        const std::size_t to = std::min(first + bytes, offset + size);
-        std::memcpy(rows.data() + (from - first), data + (from - offset), to - from);
-        pack_group(shape, rows, group);
-    });
+    each_group(weight, offset, size,
+               [&](const MatrixShape & shape, std::span<std::byte> group, std::size_t first, std::size_t bytes) {
+                   if (first >= offset && first + bytes <= offset + size) {
+                       pack_group(shape, {data + (first - offset), bytes}, group);
+                       return;
+                   }
+                   std::vector<std::byte> rows(bytes);
+                   unpack_group(shape, group, rows);
+                   const std::size_t from = std::max(first, offset);
+                   const std::size_t to = std::min(first + bytes, offset + size);
+                   std::memcpy(rows.data() + (from - first), data + (from - offset), to - from);
+                   pack_group(shape, rows, group);
+               });
 }
 
 void get_packed(const ggml_tensor & weight, std::byte * data, std::size_t offset, std::size_t size) {
-    each_group(weight, offset, size, [&](const MatrixShape & shape, std::span<std::byte> group, std::size_t first, std::size_t bytes) {
-        std::vector<std::byte> rows(bytes);
-        unpack_group(shape, group, rows);
-        const std::size_t from = std::max(first, offset);
-        const std::size_t to = std::min(first + bytes, offset + size);
-        std::memcpy(data + (from - offset), rows.data() + (from - first), to - from);
-    });
+    each_group(weight, offset, size,
+               [&](const MatrixShape & shape, std::span<std::byte> group, std::size_t first, std::size_t bytes) {
+                   std::vector<std::byte> rows(bytes);
+                   unpack_group(shape, group, rows);
+                   const std::size_t from = std::max(first, offset);
+                   const std::size_t to = std::min(first + bytes, offset + size);
+                   std::memcpy(data + (from - offset), rows.data() + (from - first), to - from);
+               });
 }
 
 ggml_backend_buffer_type & compute_type();
@@ -145,8 +152,8 @@ bool no(ggml_backend_buffer_type_t /*type*/) { return false; }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, std::size_t size) {
     try {
-        constexpr ggml_backend_buffer_i iface{free_buffer, get_base,   init_tensor, memset_tensor, set_tensor, get_tensor,
-                                              nullptr,     nullptr,    copy_tensor, clear,         nullptr};
+        constexpr ggml_backend_buffer_i iface{free_buffer, get_base, init_tensor, memset_tensor, set_tensor, get_tensor,
+                                              nullptr,     nullptr,  copy_tensor, clear,         nullptr};
         return ggml_backend_buffer_init(type, iface, new Storage(size), size);
     } catch (const std::bad_alloc &) {
         return nullptr;
@@ -157,15 +164,18 @@ std::size_t get_alloc_size(ggml_backend_buffer_type_t /*type*/, const ggml_tenso
     if (!is_packed_weight(*tensor)) {
         return ggml_nbytes(tensor);
     }
-    return std::max(ggml_nbytes(tensor), matrix_bytes(shape_of(*tensor)) * static_cast<std::size_t>(n_matrices(*tensor)));
+    return std::max(ggml_nbytes(tensor),
+                    matrix_bytes(shape_of(*tensor)) * static_cast<std::size_t>(n_matrices(*tensor)));
 }
 
 ggml_backend_buffer_type & compute_type() {
-    static ggml_backend_buffer_type type{{compute_name, alloc_buffer, get_alignment, nullptr, get_alloc_size, yes}, nullptr, nullptr};
+    static ggml_backend_buffer_type type{
+        {compute_name, alloc_buffer, get_alignment, nullptr, get_alloc_size, yes}, nullptr, nullptr};
     return type;
 }
 ggml_backend_buffer_type & packed_type() {
-    static ggml_backend_buffer_type type{{packed_name, alloc_buffer, get_alignment, nullptr, get_alloc_size, no}, nullptr, nullptr};
+    static ggml_backend_buffer_type type{
+        {packed_name, alloc_buffer, get_alignment, nullptr, get_alloc_size, no}, nullptr, nullptr};
     return type;
 }
 
@@ -192,7 +202,8 @@ bool is_packed(const ggml_tensor & tensor) {
 MatrixShape shape_of(const ggml_tensor & weight) { return {weight.type, weight.ne[0], weight.ne[1]}; }
 
 const std::byte * groups_of(const ggml_tensor & weight, std::int64_t index) {
-    return static_cast<const std::byte *>(weight.data) + static_cast<std::size_t>(index) * matrix_bytes(shape_of(weight));
+    return static_cast<const std::byte *>(weight.data) +
+           static_cast<std::size_t>(index) * matrix_bytes(shape_of(weight));
 }
 
 }  // namespace dflash::cpu

@@ -47,54 +47,92 @@ void to_floats(ggml_type type, const std::byte * from, std::int32_t n, float * o
     }
 }
 
+/// Asks for `bytes` at `from`, which are read a block of cells later: cells lie too far apart for the hardware to
+/// guess.
+void fetch(const std::byte * from, std::size_t bytes) {
+    for (std::size_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(from + i);
+    }
+    __builtin_prefetch(from + bytes - 1);
+}
+
 template <int w, int... I>
-void exchange(Floats & a, Floats & b, std::integer_sequence<int, I...> /*lanes*/) {
+[[gnu::always_inline]] inline void exchange(Floats & a, Floats & b, std::integer_sequence<int, I...> /*lanes*/) {
     const Floats x = a;
     const Floats y = b;
     a = __builtin_shufflevector(x, y, ((I & w) == 0 ? I : 16 + I - w)...);
     b = __builtin_shufflevector(x, y, ((I & w) == 0 ? I + w : 16 + I)...);
 }
 
-/// Exchanges the bit w of the row with that of the lane.
-template <int w>
-void exchange_bit(Floats * m) {
-    for (int i = 0; i < 16; ++i) {
-        if ((i & w) == 0) {
-            exchange<w>(m[i], m[i + w], std::make_integer_sequence<int, 16>{});
+/// Exchanges the bit w of the row with that of the lane; P counts pairs of rows.
+template <int w, int... P>
+[[gnu::always_inline]] inline void exchange_bit(Floats * m, std::integer_sequence<int, P...> /*pairs*/) {
+    (exchange<w>(m[P / w * 2 * w + P % w], m[P / w * 2 * w + P % w + w], std::make_integer_sequence<int, 16>{}), ...);
+}
+
+/// 16 rows of 16, in place.
+[[gnu::always_inline]] inline void transpose(Floats * m) {
+    constexpr auto pairs = std::make_integer_sequence<int, 8>{};
+    exchange_bit<1>(m, pairs);
+    exchange_bit<2>(m, pairs);
+    exchange_bit<4>(m, pairs);
+    exchange_bit<8>(m, pairs);
+}
+
+/// Sixteen keys of halves, a whole number of sixteens long.
+void turn_halves(const std::byte * from, std::int64_t stride, std::int32_t head_size, float * keys) {
+    for (std::int32_t d = 0; d < head_size; d += 16) {
+        Floats m[16];
+#pragma GCC unroll 16
+        for (std::int64_t i = 0; i < 16; ++i) {
+            m[i] = load_halves(from + i * stride + 2 * static_cast<std::int64_t>(d));
+        }
+        transpose(m);
+#pragma GCC unroll 16
+        for (std::int64_t i = 0; i < 16; ++i) {
+            store(keys + (d + i) * block_cells, m[i]);
         }
     }
 }
 
-/// 16 rows of 16, in place.
-void transpose(Floats * m) {
-    exchange_bit<1>(m);
-    exchange_bit<2>(m);
-    exchange_bit<4>(m);
-    exchange_bit<8>(m);
+/// Sixteen keys of any type and length, those beyond n_cells 0. `row`: 16 padded keys.
+void turn_some(const AttentionTile & t, const std::byte * from, std::int32_t n_cells, float * row, float * keys) {
+    const std::int32_t padded = pad16(t.head_size);
+    for (std::int32_t i = 0; i < 16; ++i) {
+        float * const out = row + static_cast<std::int64_t>(i) * padded;
+        std::fill(out, out + padded, 0.0F);
+        if (i < n_cells) {
+            to_floats(t.k_type, from + i * t.key_stride, t.head_size, out);
+        }
+    }
+    for (std::int32_t d = 0; d < padded; d += 16) {
+        Floats m[16];
+        for (std::int64_t i = 0; i < 16; ++i) {
+            m[i] = load(row + i * padded + d);
+        }
+        transpose(m);
+        for (std::int64_t i = 0; i < 16 && d + i < t.head_size; ++i) {
+            store(keys + (d + i) * block_cells, m[i]);
+        }
+    }
 }
 
 /// keys[d][64]: the block's keys by dimension; cells beyond n_cells are 0.
 void turn_keys(const AttentionTile & t, std::int32_t first, std::int32_t n_cells, float * row, float * keys) {
-    const std::int32_t padded = pad16(t.head_size);
+    const std::size_t key_bytes = ggml_row_size(t.k_type, t.head_size);
+    const std::size_t value_bytes = ggml_row_size(t.v_type, t.value_size);
     for (std::int32_t c = 0; c < block_cells; c += 16) {
-        for (std::int32_t i = 0; i < 16; ++i) {
-            float * const out = row + static_cast<std::int64_t>(i) * padded;
-            if (c + i < n_cells) {
-                to_floats(t.k_type, t.keys + (first + c + i) * t.key_stride, t.head_size, out);
-                std::fill(out + t.head_size, out + padded, 0.0F);
-            } else {
-                std::fill(out, out + padded, 0.0F);
+        for (std::int32_t i = first + c; i < std::min(first + c + 16, t.n_cells); ++i) {
+            if (i + block_cells < t.n_cells) {
+                fetch(t.keys + (i + block_cells) * t.key_stride, key_bytes);
             }
+            fetch(t.values + i * t.value_stride, value_bytes);
         }
-        for (std::int32_t d = 0; d < padded; d += 16) {
-            Floats m[16];
-            for (std::int64_t i = 0; i < 16; ++i) {
-                m[i] = load(row + i * padded + d);
-            }
-            transpose(m);
-            for (std::int32_t i = 0; i < 16 && d + i < t.head_size; ++i) {
-                store(keys + static_cast<std::int64_t>(d + i) * block_cells + c, m[i]);
-            }
+        const std::byte * const from = t.keys + (first + c) * t.key_stride;
+        if (t.k_type == GGML_TYPE_F16 && t.head_size % 16 == 0 && c + 16 <= n_cells) {
+            turn_halves(from, t.key_stride, t.head_size, keys + c);
+        } else {
+            turn_some(t, from, n_cells - c, row, keys + c);
         }
     }
 }
@@ -188,10 +226,15 @@ void weigh_rows(std::int32_t row, std::int32_t n, const float * weights, std::in
     }
 }
 
+const ggml_fp16_t * mask_of(const AttentionTile & t, std::int32_t row) {
+    const std::int64_t at = row / t.group * t.mask_row_stride + row % t.group * t.mask_head_stride;
+    return t.mask != nullptr ? reinterpret_cast<const ggml_fp16_t *>(t.mask + at) : nullptr;
+}
+
 /// Cap, mask and exponents of one row; zeros where all its cells are masked.
 void weights_of(const AttentionTile & t, std::int32_t row, float * scores, std::int32_t n_padded, float * sums) {
-    const ggml_fp16_t * const mask = t.masks != nullptr ? t.masks[row] : nullptr;
-    const float slope = mask != nullptr ? t.slopes[row] : 0.0F;
+    const ggml_fp16_t * const mask = mask_of(t, row);
+    const float slope = mask != nullptr ? t.slopes[row % t.group] : 0.0F;
     Floats highest = all(none);
     for (std::int32_t c = 0; c < n_padded; c += 16) {
         Floats s = load(scores + c);
@@ -228,17 +271,12 @@ void weights_of(const AttentionTile & t, std::int32_t row, float * scores, std::
 }
 
 bool all_masked(const AttentionTile & t, std::int32_t first, std::int32_t n) {
-    if (t.masks == nullptr) {
+    if (t.mask == nullptr) {
         return false;
     }
     constexpr ggml_fp16_t minus_infinity = 0xFC00;
-    const ggml_fp16_t * last = nullptr;
-    for (std::int32_t r = 0; r < t.n_rows; ++r) {
-        const ggml_fp16_t * const mask = t.masks[r];
-        if (mask == last) {
-            continue;
-        }
-        last = mask;
+    for (std::int32_t r = 0; r < t.n_rows; r += t.mask_head_stride == 0 ? t.group : 1) {
+        const ggml_fp16_t * const mask = mask_of(t, r);
         if (!std::all_of(mask + first, mask + first + n, [](ggml_fp16_t m) { return m == minus_infinity; })) {
             return false;
         }

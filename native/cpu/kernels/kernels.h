@@ -20,13 +20,16 @@ struct AttentionTile {
     std::int64_t key_stride = 0;       // bytes between cells
     const std::byte * values = nullptr;
     std::int64_t value_stride = 0;
-    std::int32_t n_cells = 0;                     // at most most_cells
-    const ggml_fp16_t * const * masks = nullptr;  // [n_rows], each [n_cells], or null
-    const float * slopes = nullptr;               // [n_rows], of the mask
-    float softcap = 0.0F;                         // 0: none
-    float * scratch = nullptr;                    // attention_scratch() floats
-    float * sums = nullptr;                       // [n_rows][2]: maximum and sum of exponents
-    float * out = nullptr;                        // [n_rows][value_size padded to 16], not divided by the sum
+    std::int32_t n_cells = 0;           // at most most_cells
+    const std::byte * mask = nullptr;   // halves of the first row's first cell, or null
+    std::int64_t mask_row_stride = 0;   // bytes between batch rows
+    std::int64_t mask_head_stride = 0;  // and between query heads; 0: one mask for all
+    std::int32_t group = 1;             // query heads of a batch row
+    const float * slopes = nullptr;     // [group], of the mask
+    float softcap = 0.0F;               // 0: none
+    float * scratch = nullptr;          // attention_scratch() floats
+    float * sums = nullptr;             // [n_rows][2]: maximum and sum of exponents
+    float * out = nullptr;              // [n_rows][value_size padded to 16], not divided by the sum
 };
 
 constexpr std::int32_t most_cells = 4096;  // of a tile

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "../kernels/kernels.h"
@@ -45,13 +46,11 @@ class Data {
         packed_keys_ = pack(keys_, c.head);
         packed_values_ = pack(values_, c.value);
         for (std::int32_t r = 0; r < c.n_rows; ++r) {
-            std::vector<ggml_fp16_t> mask(static_cast<std::size_t>(c.n_cells), ggml_fp32_to_fp16(0.0F));
-            for (std::int32_t cell = 0; cell < c.n_cells && c.masked; ++cell) {
+            for (std::int32_t cell = 0; cell < c.n_cells; ++cell) {
                 const bool hidden = cell % 7 == r % 7 || cell >= 70 + 60 * r;
-                mask[static_cast<std::size_t>(cell)] = ggml_fp32_to_fp16(
-                    hidden ? -std::numeric_limits<float>::infinity() : -0.25F * static_cast<float>(cell % 3));
+                mask_.push_back(ggml_fp32_to_fp16(hidden ? -std::numeric_limits<float>::infinity()
+                                                         : -0.25F * static_cast<float>(cell % 3)));
             }
-            masks_.push_back(std::move(mask));
         }
     }
 
@@ -62,11 +61,7 @@ class Data {
         Result result;
         std::vector<float> out(static_cast<std::size_t>(n * columns));
         result.sums.resize(static_cast<std::size_t>(2 * n));
-        std::vector<const ggml_fp16_t *> rows;
-        for (std::int32_t r = 0; r < n; ++r) {
-            rows.push_back(masks_[static_cast<std::size_t>(first + r)].data());
-        }
-        const std::vector<float> slopes(static_cast<std::size_t>(n), 1.0F);
+        const float slope = 1.0F;
         AttentionTile tile;
         tile.queries = queries_.data() + std::int64_t{first} * case_.head;
         tile.n_rows = n;
@@ -78,8 +73,10 @@ class Data {
         tile.values = packed_values_.data();
         tile.value_stride = static_cast<std::int64_t>(ggml_row_size(case_.type, case_.value));
         tile.n_cells = case_.n_cells;
-        tile.masks = case_.masked ? rows.data() : nullptr;
-        tile.slopes = slopes.data();
+        const auto mask = std::as_bytes(std::span(mask_).subspan(static_cast<std::size_t>(first * case_.n_cells)));
+        tile.mask = case_.masked ? mask.data() : nullptr;
+        tile.mask_row_stride = std::int64_t{case_.n_cells} * 2;
+        tile.slopes = &slope;
         tile.softcap = case_.softcap;
         tile.scratch = scratch.data();
         tile.sums = result.sums.data();
@@ -104,9 +101,8 @@ class Data {
                          keys_[static_cast<std::size_t>(cell * case_.head + d)];
             }
             score = case_.softcap != 0.0F ? case_.softcap * std::tanh(score) : score;
-            score += case_.masked
-                         ? ggml_fp16_to_fp32(masks_[static_cast<std::size_t>(row)][static_cast<std::size_t>(cell)])
-                         : 0.0F;
+            score +=
+                case_.masked ? ggml_fp16_to_fp32(mask_[static_cast<std::size_t>(row * case_.n_cells + cell)]) : 0.0F;
             const double weight = std::exp(score);
             total += weight;
             for (std::int32_t d = 0; d < case_.value; ++d) {
@@ -126,7 +122,7 @@ class Data {
     std::vector<float> values_;
     std::vector<std::byte> packed_keys_;
     std::vector<std::byte> packed_values_;
-    std::vector<std::vector<ggml_fp16_t>> masks_;
+    std::vector<ggml_fp16_t> mask_;  // [row][cell]
 
     /// In the cache's type; `floats` becomes what it holds.
     std::vector<std::byte> pack(std::vector<float> & floats, std::int32_t width) const {
