@@ -14,12 +14,6 @@ namespace {
 
 constexpr std::int64_t shared_values = 16384;  // work below this is not worth a second thread
 
-template <typename T = float>
-T * row_of(const ggml_tensor & t, std::int64_t i1, std::int64_t i2, std::int64_t i3) {
-    return reinterpret_cast<T *>(static_cast<std::byte *>(t.data) + static_cast<std::size_t>(i1) * t.nb[1] +
-                                 static_cast<std::size_t>(i2) * t.nb[2] + static_cast<std::size_t>(i3) * t.nb[3]);
-}
-
 float param(const ggml_tensor & node, std::size_t index) {
     float out = 0.0F;
     std::memcpy(&out, node.op_params + index, sizeof out);

@@ -15,6 +15,8 @@ namespace dflash::cpu {
 [[nodiscard]] bool is_packed_weight(const ggml_tensor & tensor);
 /// And does it lie there?
 [[nodiscard]] bool is_packed(const ggml_tensor & tensor);
+/// A view of one that does: no kernel reads it.
+[[nodiscard]] bool is_view_of_packed(const ggml_tensor & tensor);
 
 [[nodiscard]] MatrixShape shape_of(const ggml_tensor & weight);
 /// Packed groups of the matrix `index` of a weight of several (experts).
