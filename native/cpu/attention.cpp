@@ -17,7 +17,8 @@ constexpr std::int32_t chunk_cells = 256;
 constexpr std::int64_t narrow_rows = 32;    // batches up to this share out chunks of cells, wider ones rows
 constexpr std::int64_t block_rows = 16;     // of wider batches
 constexpr std::int64_t shared_merges = 64;  // fewer are not worth a second thread
-constexpr std::int64_t most_group = 64;     // query heads of a K/V head
+constexpr std::int64_t chunks_per_thread = 4;
+constexpr std::int64_t most_group = 64;  // query heads of a K/V head
 
 /// One query head row's running result.
 struct Running {
@@ -53,6 +54,8 @@ struct Attention {
     float scale;
     float softcap;
     const float * slopes;  // of query heads
+    std::int64_t heads_per_task =
+        1;  // all of a chunk's one after the other where chunks are many: their cells are neighbours
     std::int64_t n_tasks = 0;
     std::int64_t n_shares = 0;  // of tasks, each with scratch of its own
     float * shares = nullptr;   // [n_shares][share_floats]
@@ -85,6 +88,7 @@ void attend_chunk(const Attention & a, std::int64_t stream, std::int64_t head, s
         }
     }
     const std::int64_t cell = chunk * chunk_cells;
+    const std::int64_t n_fetched = a.heads_per_task == 1 ? 1 : head == 0 ? a.heads_per_task : 0;
     AttentionTile tile;
     tile.queries = tile_scratch;
     tile.n_rows = static_cast<std::int32_t>(n * a.group);
@@ -96,6 +100,8 @@ void attend_chunk(const Attention & a, std::int64_t stream, std::int64_t head, s
     tile.key_stride = static_cast<std::int64_t>(a.k.nb[1]);
     tile.values = at(a.v, cell, head, stream);
     tile.value_stride = static_cast<std::int64_t>(a.v.nb[1]);
+    tile.key_fetch = n_fetched * static_cast<std::int64_t>(ggml_row_size(a.k.type, head_size));
+    tile.value_fetch = n_fetched * static_cast<std::int64_t>(ggml_row_size(a.v.type, a.v.ne[0]));
     tile.n_cells = static_cast<std::int32_t>(std::min<std::int64_t>(chunk_cells, a.k.ne[1] - cell));
     tile.group = static_cast<std::int32_t>(a.group);
     if (a.mask != nullptr) {
@@ -130,11 +136,14 @@ void finish(const Attention & a, std::int64_t query_head, const Running & runnin
 void narrow_share(void * work, std::int32_t share) {
     const Attention & a = *static_cast<Attention *>(work);
     for (std::int64_t task = share; task < a.n_tasks; task += a.n_shares) {
-        const std::int64_t head = task % a.k.ne[2];
-        const std::int64_t chunk = task / a.k.ne[2] % a.n_chunks;
-        const std::int64_t stream = task / a.k.ne[2] / a.n_chunks;
-        attend_chunk(a, stream, head, chunk, 0, a.n_rows, a.shares + share * a.share_floats,
-                     a.partial(stream, head, chunk));
+        const std::int64_t blocks = a.k.ne[2] / a.heads_per_task;
+        const std::int64_t chunk = task / blocks % a.n_chunks;
+        const std::int64_t stream = task / blocks / a.n_chunks;
+        const std::int64_t first = task % blocks * a.heads_per_task;
+        for (std::int64_t head = first; head < first + a.heads_per_task; ++head) {
+            attend_chunk(a, stream, head, chunk, 0, a.n_rows, a.shares + share * a.share_floats,
+                         a.partial(stream, head, chunk));
+        }
     }
 }
 
@@ -247,15 +256,17 @@ void run_attention(const ggml_tensor & node, Scratch & scratch, ThreadTeam & tea
                 .softcap = params[2],
                 .slopes = scratch.slopes.data()};
     const std::int64_t n_blocks = (a.n_rows + a.block - 1) / a.block;
-    a.n_tasks = (narrow ? a.n_chunks : n_blocks) * k.ne[2] * k.ne[3];
-    a.n_shares = std::min<std::int64_t>(a.n_tasks, 4 * team.n_threads());
+    const bool many_chunks = a.n_chunks * k.ne[3] >= chunks_per_thread * team.n_threads();
+    a.heads_per_task = narrow && many_chunks ? k.ne[2] : 1;
+    a.n_tasks = (narrow ? a.n_chunks : n_blocks) * k.ne[2] / a.heads_per_task * k.ne[3];
+    a.n_shares = std::min<std::int64_t>(a.n_tasks, chunks_per_thread * team.n_threads());
     a.partial_floats = a.block * a.group * (a.columns + 2);
     a.share_floats = a.block * a.group * q.ne[0] +
                      attention_scratch(static_cast<std::int32_t>(a.block * a.group), chunk_cells,
                                        static_cast<std::int32_t>(q.ne[0]), static_cast<std::int32_t>(v.ne[0])) +
                      (narrow ? 0 : a.partial_floats);
     a.share_floats = pad16(static_cast<std::int32_t>(a.share_floats));  // no two threads write one cache line
-    const std::int64_t n_partials = narrow ? a.n_tasks : 0;
+    const std::int64_t n_partials = narrow ? a.n_chunks * k.ne[2] * k.ne[3] : 0;
     const auto needed = static_cast<std::size_t>(a.n_shares * a.share_floats + n_partials * a.partial_floats);
     if (scratch.attention.size() < needed) {
         scratch.attention.resize(needed);
