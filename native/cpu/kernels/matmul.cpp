@@ -126,10 +126,21 @@ inline __attribute__((always_inline)) Scales512 load_scales(const std::byte * p,
     }
 }
 
+// Weights lie in no cache: without asking, memory waits for the products and the products for memory. Beyond the group
+// comes the next one, and beyond the matrix mostly the next matrix.
+constexpr std::int64_t bytes_ahead = 8192;
+
+inline void fetch(const std::byte * p, std::int64_t n_lines) {
+    for (std::int64_t i = 0; i < n_lines; ++i) {
+        __builtin_prefetch(p + bytes_ahead + 64 * i, 0, 2);
+    }
+}
+
 template <Codes C, Scales S, int R>
 void tile(const Layout & layout, std::int64_t n_cols, const std::byte * group, const std::byte * const * x,
           float * const * y, std::int32_t n_valid) {
     const std::byte * const scales = group + scales_offset(layout, n_cols);
+    const std::int64_t block_lines = (layout.code_bytes + 32 * layout.scale_bytes / layout.scale_cols + 63) / 64;
     Floats512<R> sums;
     std::array<const std::byte *, R> codes;
     std::array<const ActivationHead *, R> heads;
@@ -141,6 +152,7 @@ void tile(const Layout & layout, std::int64_t n_cols, const std::byte * group, c
     const std::int64_t n_blocks = n_cols / 32;
     const std::int64_t stride = layout.code_bytes;
     for (std::int64_t b = 0; b < n_blocks; ++b) {
+        fetch(group + 64 * b * block_lines, block_lines);
         Codes512 w;
         load_codes<C>(layout, group + b * stride, w);
         const Scales512 s = load_scales<S>(scales, b);
@@ -201,6 +213,7 @@ void float_tile(std::int64_t n_cols, const std::byte * group, const std::byte * 
         rows[r] = reinterpret_cast<const float *>(x[r]);
     }
     for (std::int64_t c = 0; c < n_cols; c += 2) {
+        fetch(group + 32 * c, 1);
         const __m512 w0 = load_floats<C>(group + 32 * c);
         const __m512 w1 = load_floats<C>(group + 32 * c + 32);
 #pragma GCC unroll 8
