@@ -95,6 +95,14 @@ nb::dict estimate_memory(const std::filesystem::path & drafter_path, const std::
 }  // namespace
 
 void init_drafter(nb::module_ & m) {
+    m.def(
+        "head_device",
+        [](std::uintptr_t model) {
+            ggml_backend_dev_t const device =
+                model == 0 ? nullptr : head_device(reinterpret_cast<const llama_model *>(model));
+            return std::string(device == nullptr ? "" : ggml_backend_dev_name(device));
+        },
+        nb::arg("model"));
     nb::class_<Drafter>(m, "Drafter")
         .def("__init__", &construct, nb::arg("drafter_path"), nb::arg("target_path"), nb::arg("model"), nb::kw_only(),
              nb::arg("n_ctx") = 0, nb::arg("n_threads") = 1, nb::arg("top_k") = 8, nb::arg("device") = "")

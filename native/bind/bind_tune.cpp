@@ -10,6 +10,7 @@
 #include <string>
 
 #include "dflash/attention_timing.h"
+#include "dflash/cpu_backend.h"
 #include "dflash/mapped_libraries.h"
 #include "dflash/matmul_timing.h"
 #include "dflash/text.h"
@@ -31,8 +32,8 @@ std::string gpu_device() {
 }
 
 nb::tuple time_matmul_of(const std::string & type, std::int64_t n_in, std::int64_t n_out, std::int32_t n_rows,
-                         std::int32_t n_threads, double budget_ms) {
-    MatmulShape shape{.type = GGML_TYPE_COUNT, .n_in = n_in, .n_out = n_out, .n_rows = n_rows};
+                         std::int32_t n_threads, double budget_ms, bool ours) {
+    MatmulShape shape{.type = GGML_TYPE_COUNT, .n_in = n_in, .n_out = n_out, .n_rows = n_rows, .ours = ours};
     for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
         const char * const name = ggml_type_name(static_cast<ggml_type>(i));
         if (name != nullptr && type == name) {
@@ -86,9 +87,12 @@ void init_tune(nb::module_ & m) {
         nb::arg("n_head"), nb::arg("n_head_kv"), nb::arg("head_dim"), nb::arg("n_kv"), nb::arg("n_rows"),
         nb::arg("flash"), nb::arg("n_threads"), nb::arg("budget_ms"), nb::call_guard<nb::gil_scoped_release>());
     m.def("time_matmul", &time_matmul_of, nb::arg("type"), nb::arg("n_in"), nb::arg("n_out"), nb::arg("n_rows"),
-          nb::arg("n_threads"), nb::arg("budget_ms"));
+          nb::arg("n_threads"), nb::arg("budget_ms"), nb::arg("ours") = false);
     m.def("mapped_libraries", &mapped_libraries);
     m.def("gpu_device", &gpu_device);
+    m.def("load_cpu_backend", &load_cpu_backend, nb::arg("path"));
+    m.def("hide_cpu_backend", &hide_cpu_backend, nb::arg("hidden"));
+    m.def("cpu_backend_device", [] { return reinterpret_cast<std::uintptr_t>(cpu_backend_device()); });
     m.def("devices", &devices);
 }
 

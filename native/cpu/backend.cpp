@@ -135,7 +135,10 @@ const char * reg_name(ggml_backend_reg_t /*reg*/) { return "DFlash"; }
 std::size_t reg_count(ggml_backend_reg_t /*reg*/) { return 1; }
 ggml_backend_dev_t reg_device(ggml_backend_reg_t /*reg*/, std::size_t /*index*/) { return &the_device(); }
 void * reg_proc(ggml_backend_reg_t /*reg*/, const char * name) {
-    return std::string_view(name) == "ggml_backend_set_n_threads" ? reinterpret_cast<void *>(set_n_threads) : nullptr;
+    const std::string_view wanted = name;
+    return wanted == "ggml_backend_set_n_threads" ? reinterpret_cast<void *>(set_n_threads)
+           : wanted == "dflash_cpu_hide"          ? reinterpret_cast<void *>(hide)
+                                                  : nullptr;
 }
 
 ggml_backend_reg & the_reg() {

@@ -2,6 +2,7 @@
 #include "weight_buffer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <new>
 #include <string_view>
@@ -18,6 +19,8 @@
 namespace dflash::cpu {
 
 namespace {
+
+std::atomic<bool> hidden = false;
 
 constexpr std::size_t alignment = 64;
 constexpr std::size_t huge_page = std::size_t{2} << 20U;
@@ -256,8 +259,10 @@ ggml_backend_buffer_type & packed_type() {
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
     compute_type().device = device;
     packed_type().device = device;
-    return &compute_type();
+    return hidden.load() ? ggml_backend_cpu_buffer_type() : &compute_type();
 }
+
+void hide(bool is_hidden) { hidden.store(is_hidden); }
 
 bool is_ours(ggml_backend_buffer_type_t type) { return type == &compute_type() || type == &packed_type(); }
 

@@ -85,9 +85,10 @@ ggml_tensor * build(ggml_context * ctx, const AttentionShape & s) {
 
 }  // namespace
 
-double time_attention(const AttentionShape & shape, std::int32_t n_threads, double budget_ms) {
+double time_attention(const AttentionShape & shape, std::int32_t n_threads, double budget_ms,
+                      ggml_backend_dev_t device) {
     check(shape, n_threads, budget_ms);
-    const ggml_backend_ptr backend = cpu_timing::cpu_backend(who, n_threads);
+    const ggml_backend_ptr backend = cpu_timing::start_backend(who, n_threads, device);
     const ggml_init_params params = {
         .mem_size = ggml_tensor_overhead() * max_graph_nodes + ggml_graph_overhead_custom(max_graph_nodes, false),
         .mem_buffer = nullptr,

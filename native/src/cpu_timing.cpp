@@ -45,16 +45,18 @@ ggml_backend_dev_t cpu_device(const std::string & who) {
     return device;
 }
 
-ggml_backend_ptr cpu_backend(const std::string & who, std::int32_t n_threads) {
-    const ggml_backend_dev_t device = cpu_device(who);
+ggml_backend_ptr start_backend(const std::string & who, std::int32_t n_threads, ggml_backend_dev_t device) {
+    if (device == nullptr) {
+        device = cpu_device(who);
+    }
     ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
     if (backend == nullptr) {
-        throw Error(ErrorCode::unsupported, who + ": ggml's CPU device does not start");
+        throw Error(ErrorCode::unsupported, who + ": no backend starts on " + ggml_backend_dev_name(device));
     }
     void * const setter =
         ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_set_n_threads");
     if (setter == nullptr) {
-        throw Error(ErrorCode::unsupported, who + ": ggml's CPU device takes no thread count");
+        throw Error(ErrorCode::unsupported, who + ": " + ggml_backend_dev_name(device) + " takes no thread count");
     }
     reinterpret_cast<ggml_backend_set_n_threads_t>(setter)(backend.get(), n_threads);
     return backend;

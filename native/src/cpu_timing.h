@@ -17,7 +17,9 @@ constexpr std::int32_t max_threads = GGML_MAX_N_THREADS;
 void check(const std::string & who, std::int32_t n_threads, double budget_ms);
 
 [[nodiscard]] ggml_backend_dev_t cpu_device(const std::string & who);  // throws Error(unsupported)
-[[nodiscard]] ggml_backend_ptr cpu_backend(const std::string & who, std::int32_t n_threads);
+/// `device`: null for ggml's CPU device.
+[[nodiscard]] ggml_backend_ptr start_backend(const std::string & who, std::int32_t n_threads,
+                                             ggml_backend_dev_t device = nullptr);
 
 /// Median milliseconds over as many runs as fit into budget_ms, at least one after a first that warms up.
 [[nodiscard]] double median_ms(const std::string & who, ggml_backend_t backend, ggml_cgraph * graph, double budget_ms);

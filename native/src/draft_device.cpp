@@ -28,6 +28,23 @@ Function proc_address(ggml_backend_dev_t device, const char * name) {
     return reinterpret_cast<Function>(ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), name));
 }
 
+ggml_backend_ptr start(ggml_backend_dev_t device) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
+    if (backend == nullptr) {
+        throw Error(ErrorCode::unsupported,
+                    std::string("no backend starts on device ") + ggml_backend_dev_name(device));
+    }
+    return backend;
+}
+
+void set_threads(ggml_backend_t backend, std::int32_t n_threads) {
+    const auto setter =
+        proc_address<ggml_backend_set_n_threads_t>(ggml_backend_get_device(backend), "ggml_backend_set_n_threads");
+    if (setter != nullptr) {
+        setter(backend, n_threads);
+    }
+}
+
 std::vector<ggml_backend_buffer_type_t> candidate_types(ggml_backend_dev_t device) {
     std::vector<ggml_backend_buffer_type_t> types;
     const auto extra = proc_address<ggml_backend_dev_get_extra_bufts_t>(device, "ggml_backend_dev_get_extra_bufts");
@@ -53,20 +70,70 @@ bool is_weight_type(ggml_type type) {
     return is_float || (ggml_is_quantized(type) && ggml_get_type_traits(type)->to_float != nullptr);
 }
 
-DraftDevice::DraftDevice(ggml_backend_dev_t device)
-    : device_(resolve(device)), backend_(ggml_backend_dev_init(device_, nullptr)) {
-    if (backend_ == nullptr) {
-        throw Error(ErrorCode::unsupported,
-                    std::string("no backend starts on device ") + ggml_backend_dev_name(device_));
+DraftDevice::DraftDevice(ggml_backend_dev_t device) : device_(resolve(device)), backend_(start(device_)) {
+    if (ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_ACCEL) {
+        cpu_ = start(resolve(nullptr));
     }
 }
 
-bool DraftDevice::is_cpu() const { return ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_CPU; }
+bool DraftDevice::is_cpu() const {
+    return cpu_ != nullptr || ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+bool DraftDevice::supports(const ggml_tensor * node) const {
+    return ggml_backend_dev_supports_op(device_, node) ||
+           (cpu_ != nullptr && ggml_backend_supports_op(cpu_.get(), node));
+}
+
+GraphRuns DraftDevice::split(ggml_cgraph * graph) const {
+    if (cpu_ == nullptr) {
+        return {nullptr, {{backend_.get(), graph}}};
+    }
+    struct Stretch {
+        ggml_backend_t backend;
+        int first;
+        int last;
+    };
+    std::vector<Stretch> stretches;
+    const int n_nodes = ggml_graph_n_nodes(graph);
+    for (int i = 0; i < n_nodes; ++i) {
+        const bool on_device = ggml_backend_dev_supports_op(device_, ggml_graph_node(graph, i));
+        ggml_backend_t const backend = on_device ? backend_.get() : cpu_.get();
+        if (stretches.empty() || stretches.back().backend != backend) {
+            stretches.push_back({backend, i, i});
+        }
+        stretches.back().last = i + 1;
+    }
+    std::size_t bytes = 0;
+    for (const Stretch & stretch : stretches) {
+        bytes += ggml_graph_overhead_custom(static_cast<std::size_t>(stretch.last - stretch.first), false);
+    }
+    GraphRuns out{ggml_context_ptr(ggml_init({bytes, nullptr, true})), {}};
+    for (const Stretch & stretch : stretches) {
+        ggml_cgraph * const part =
+            ggml_new_graph_custom(out.ctx.get(), static_cast<std::size_t>(stretch.last - stretch.first), false);
+        for (int i = stretch.first; i < stretch.last; ++i) {
+            ggml_graph_add_node(part, ggml_graph_node(graph, i));
+        }
+        out.runs.push_back({stretch.backend, part});
+    }
+    return out;
+}
+
+ggml_status DraftDevice::compute(const GraphRuns & runs) {
+    for (const GraphRuns::Run & run : runs.runs) {
+        const ggml_status status = ggml_backend_graph_compute(run.backend, run.graph);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
 
 void DraftDevice::require(ggml_cgraph * graph) const {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * const node = ggml_graph_node(graph, i);
-        if (!ggml_backend_dev_supports_op(device_, node)) {
+        if (!supports(node)) {
             throw Error(ErrorCode::unsupported,
                         std::string(ggml_backend_dev_name(device_)) + " does not support the operation " +
                             ggml_op_desc(node) + " of the draft graph: run the drafter on the CPU",
@@ -83,9 +150,9 @@ bool DraftDevice::keeps_graphs() const {
 ggml_backend_buffer_type_t DraftDevice::buffer_type() const { return ggml_backend_dev_buffer_type(device_); }
 
 void DraftDevice::set_n_threads(std::int32_t n_threads) {
-    const auto setter = proc_address<ggml_backend_set_n_threads_t>(device_, "ggml_backend_set_n_threads");
-    if (setter != nullptr) {
-        setter(backend_.get(), n_threads);
+    set_threads(backend_.get(), n_threads);
+    if (cpu_ != nullptr) {
+        set_threads(cpu_.get(), n_threads);
     }
 }
 
@@ -95,6 +162,7 @@ ggml_backend_buffer_type_t DraftDevice::weight_buffer_type(ggml_type type, std::
     }
     const ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * const weight = ggml_new_tensor_2d(ctx.get(), type, ne0, ne1);
+    ggml_set_name(weight, "probe.weight");  // our CPU kernels tell weights by their names
     for (ggml_backend_buffer_type_t candidate : candidate_types(device_)) {
         const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(candidate, 0));
         weight->buffer = empty.get();

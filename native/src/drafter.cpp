@@ -195,6 +195,7 @@ DraftGraph & Drafter::Impl::graph(RingContext & ring, const DraftShape & shape) 
     }
     compute.buffer = bytes_after;
     device->require(made->graph());
+    made->runs = device->split(made->graph());
     made->arena_generation = arena_generation;
     return *(ring.graphs[shape] = std::move(made));
 }
@@ -219,7 +220,7 @@ void Drafter::Impl::run(RingContext & ring, std::int32_t pos0, std::span<const f
     if (has_block) {
         inputs->set_block(g, next, anchor_row);
     }
-    const ggml_status status = ggml_backend_graph_compute(device->backend(), g.graph());
+    const ggml_status status = DraftDevice::compute(g.runs);
     if (status != GGML_STATUS_SUCCESS) {
         ring.interval() = survivors;
         throw Error(ErrorCode::decode_failed, std::string("the draft graph failed: ") + ggml_status_to_string(status));

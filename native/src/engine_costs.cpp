@@ -138,8 +138,9 @@ double Engine::time_batch(std::int32_t n_rows) {
 double Engine::time_slope(std::int32_t n_rows) const {
     AttentionShape shape = attention_of(target_.model(), flash_attn_);
     const std::int32_t cells = std::min(far_cells, target_.n_ctx());
-    if (head_device(target_.model()) != nullptr || cells <= near_cells || shape.n_head < 1 || shape.n_head_kv < 1 ||
-        shape.head_dim < 1 || shape.n_head % shape.n_head_kv != 0) {
+    ggml_backend_dev_t const device = head_device(target_.model());
+    if (is_gpu(device) || cells <= near_cells || shape.n_head < 1 || shape.n_head_kv < 1 || shape.head_dim < 1 ||
+        shape.n_head % shape.n_head_kv != 0) {
         return 0.0;
     }
     const std::int32_t n_threads = llama_n_threads(target_.get());
@@ -148,7 +149,8 @@ double Engine::time_slope(std::int32_t n_rows) const {
         shape.n_kv = n_kv;
         // Median of three: one preempted run can use up a budget as small as this.
         std::array<double, 3> ms{};
-        std::ranges::generate(ms, [&] { return time_attention(shape, n_threads, attention_budget_ms); });
+        std::ranges::generate(
+            ms, [&] { return time_attention(shape, n_threads, attention_budget_ms, shape.flash ? device : nullptr); });
         std::ranges::sort(ms);
         return ms[1];
     };

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "dflash/cpu_backend.h"
 #include "dflash/error.h"
 #include "dflash/llama_symbols.h"
 #include "leaf_sequences.h"
@@ -45,11 +46,6 @@ bool all_on_cpu() {
            ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU) == nullptr;
 }
 
-bool is_gpu(ggml_backend_dev_t device) {
-    return device != nullptr && (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_GPU ||
-                                 ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_IGPU);
-}
-
 ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
     return tensor->buffer == nullptr ? nullptr
                                      : ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
@@ -63,15 +59,18 @@ bool any_layer_offloaded(const llama_model * model) {
 
 }  // namespace
 
+bool is_gpu(ggml_backend_dev_t device) {
+    return device != nullptr && (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_GPU ||
+                                 ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_IGPU);
+}
+
 ggml_backend_dev_t head_device(const llama_model * model) {
-    if (all_on_cpu()) {
-        return nullptr;
-    }
     // A tied head is a second tensor of the embedding's name: the embeddings themselves stay in host memory.
     for (const std::string_view head : {"output.weight", "token_embd.weight"}) {
         for (const auto & [name, tensor] : llama_symbols::model_tensors(model)) {
-            if (name == head && is_gpu(device_of(tensor))) {
-                return device_of(tensor);
+            ggml_backend_dev_t const device = name == head ? device_of(tensor) : nullptr;
+            if (is_gpu(device) || (device != nullptr && device == cpu_backend_device())) {
+                return device;
             }
         }
     }

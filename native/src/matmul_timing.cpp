@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu_timing.h"
+#include "dflash/cpu_backend.h"
 #include "dflash/error.h"
 
 namespace dflash {
@@ -89,20 +90,30 @@ ggml_backend_buffer_ptr allocate(ggml_context * ctx, ggml_backend_buffer_type_t 
 
 MatmulTime time_matmul(const MatmulShape & shape, std::int32_t n_threads, double budget_ms) {
     check(shape, n_threads, budget_ms);
-    const ggml_backend_dev_t device = cpu_timing::cpu_device(who);
-    const ggml_backend_ptr backend = cpu_timing::cpu_backend(who, n_threads);
+    const ggml_backend_dev_t device = shape.ours ? cpu_backend_device() : cpu_timing::cpu_device(who);
+    if (device == nullptr) {
+        throw Error(ErrorCode::unsupported, std::string(who) + ": our CPU kernels are not loaded", "ours");
+    }
+    const ggml_backend_ptr backend = cpu_timing::start_backend(who, n_threads, device);
     const ggml_context_ptr weight_ctx = new_context();
     const ggml_context_ptr ctx = new_context();
     ggml_tensor * weights = ggml_new_tensor_2d(weight_ctx.get(), shape.type, shape.n_in, shape.n_out);
+    ggml_set_name(weights, "timed.weight");  // our kernels tell weights by their names
     ggml_tensor * batch = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, shape.n_in, shape.n_rows);
     ggml_tensor * result = ggml_mul_mat(ctx.get(), weights, batch);
     ggml_backend_buffer_type_t type = repacking(device, result);
     const bool repacked = type != nullptr;
     if (!repacked) {
         type = ggml_backend_dev_buffer_type(device);
-        if (!ggml_backend_dev_supports_op(device, result)) {
+        const ggml_backend_buffer_ptr probe(ggml_backend_buft_alloc_buffer(type, 0));
+        weights->buffer = probe.get();
+        const bool supported = ggml_backend_dev_supports_op(device, result);
+        weights->buffer = nullptr;
+        if (!supported) {
             throw Error(ErrorCode::unsupported,
-                        std::string(who) + ": the CPU cannot multiply by " + ggml_type_name(shape.type), "type");
+                        std::string(who) + ": " + ggml_backend_dev_name(device) + " cannot multiply by " +
+                            ggml_type_name(shape.type),
+                        "type");
         }
     }
     const ggml_backend_buffer_ptr weight_buffer = allocate(weight_ctx.get(), type);

@@ -93,7 +93,12 @@ def time_attention(
 ) -> float:
     """Median milliseconds of one attention operation of these shapes on the CPU, F16 K/V."""
 
-def time_matmul(type: str, n_in: int, n_out: int, n_rows: int, n_threads: int, budget_ms: float) -> tuple[float, bool]:
+def head_device(model: int) -> str:
+    """Name of the device that holds a loaded llama_model's head, "" for ggml's CPU."""
+
+def time_matmul(
+    type: str, n_in: int, n_out: int, n_rows: int, n_threads: int, budget_ms: float, ours: bool = False
+) -> tuple[float, bool]:
     """Median milliseconds of one multiplication of n_rows rows by weights of a ggml type (q4_0, ...) on the CPU, and
     whether the CPU has repacked kernels for it. Raises ValueError, Unsupported."""
 
@@ -105,6 +110,15 @@ def mapped_libraries() -> list[str]:
 
 def gpu_device() -> str:
     """Name of the first GPU in the registry that libllama uses, "" where there is none."""
+
+def load_cpu_backend(path: str) -> bool:
+    """Loads the library of CPU kernels once; False where it cannot be opened or has none for this CPU."""
+
+def hide_cpu_backend(hidden: bool) -> None:
+    """While hidden, models that are loaded keep their weights from those kernels. Raises Unsupported."""
+
+def cpu_backend_device() -> int:
+    """Address of the kernels' ggml device, 0 while the library is not loaded."""
 
 class Device(TypedDict):
     name: str

@@ -51,9 +51,16 @@ def _fingerprint(info: Mapping[str, Any], metadata: Mapping[str, str] | None = N
 
 
 def key_of(
-    pair: Pair, metadata: Mapping[str, str], context_params: Any, *, tap_mode: str, n_gpu_layers: int = 0
+    pair: Pair,
+    metadata: Mapping[str, str],
+    context_params: Any,
+    *,
+    tap_mode: str,
+    n_gpu_layers: int = 0,
+    kernels: str = "ggml",
 ) -> CostKey:
-    """The key of a loaded pair. `metadata`: the target's; `context_params`: the llama_context_params in use."""
+    """The key of a loaded pair. `metadata`: the target's; `context_params`: the llama_context_params in use; `kernels`:
+    the build of our CPU kernels, or ggml."""
     system = llama_cpp.llama_print_system_info().decode(errors="replace")
     return CostKey(
         {
@@ -68,6 +75,7 @@ def key_of(
             "type_v": int(context_params.type_v),
             "tap_mode": tap_mode,
             "gpu_layers": n_gpu_layers,
+            "kernels": kernels,
         }
     )
 

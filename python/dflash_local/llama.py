@@ -19,7 +19,7 @@ from llama_cpp import Llama as LlamaBase
 from llama_cpp import LlamaTokenizer
 from llama_cpp._logger import set_verbose
 
-from dflash_local import runtime, tune
+from dflash_local import cpu_backend, runtime, tune
 from dflash_local._errors import IncompatibleDrafter, ModelLoadError, Unsupported
 from dflash_local._interrupt import held_interrupt
 from dflash_local._native_loader import native
@@ -123,9 +123,11 @@ class Llama(EngineLlama):
         if not Path(model_path).exists():
             raise ValueError(f"Model path does not exist: {model_path}")
         pair = None if reason else _find_pair(model_path, draft, draft_model_path)
+        use_cpu_backend = not vocab_only and cpu_backend.choose(None, n_threads or tune.available_cores())
         if pair is not None:
             _check_rows(draft_rows, pair)
-            pair, memory = estimate_pair(pair, n_batch=min(n_ctx, n_batch) or n_batch)
+            device = cpu_backend.DEVICE if use_cpu_backend else ""
+            pair, memory = estimate_pair(pair, n_batch=min(n_ctx, n_batch) or n_batch, device=device)
             if memory is not None and verbose:
                 sys.stderr.write(f"Llama: {describe_memory(memory)}\n")
         self.model_path = model_path
@@ -182,7 +184,7 @@ class Llama(EngineLlama):
         self._sampler = None
         try:
             with held_interrupt():
-                self._open_model(tokenizer)
+                self._open_model(tokenizer, use_cpu_backend)
                 if n_ctx == 0:
                     n_ctx = self._model.n_ctx_train()
                     self.n_batch = min(n_ctx, n_batch)
@@ -201,8 +203,10 @@ class Llama(EngineLlama):
             self.close()
             raise
 
-    def _open_model(self, tokenizer: Any) -> None:
-        model = runtime.load_model(Path(self.model_path), params=self.model_params, verbose=self.verbose)
+    def _open_model(self, tokenizer: Any, use_cpu_backend: bool) -> None:
+        model = runtime.load_model(
+            Path(self.model_path), params=self.model_params, use_cpu_backend=use_cpu_backend, verbose=self.verbose
+        )
         self._model = self._stack.enter_context(contextlib.closing(model))
         self._is_recurrent = lib.llama_model_is_recurrent(model.model)
         self._is_hybrid = lib.llama_model_is_hybrid(model.model)

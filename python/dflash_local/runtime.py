@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from llama_cpp._internals import LlamaModel
 
-from dflash_local import costs, tune
+from dflash_local import costs, cpu_backend, tune
 from dflash_local._errors import Error, ModelLoadError, OutOfMemory
 from dflash_local._interrupt import held_interrupt
 from dflash_local._llama_log import captured_errors, set_verbose
 from dflash_local._native_loader import llama_cpp, native
+from dflash_local.cpu_backend import CpuBackend
 from dflash_local.memory import MAX_CTX, MAX_LEAVES, check_context_fits
 from dflash_local.pairs.resolve import Draft, Notify, Pair, describe_memory, estimate_pair, resolve_pair
 from dflash_local.sampling import Sampler, SamplingParams
@@ -26,20 +27,28 @@ if TYPE_CHECKING:
 
 DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
-ALL_LAYERS = 2**31 - 1
 
 
-def load_model(path: Path, *, n_gpu_layers: int = -1, params: Any = None, verbose: bool = False) -> LlamaModel:
+def load_model(
+    path: Path,
+    *,
+    n_gpu_layers: int = -1,
+    params: Any = None,
+    use_cpu_backend: bool = False,
+    verbose: bool = False,
+) -> LlamaModel:
     """Loads a target. `params`: llama_model_params to use instead of the defaults; n_gpu_layers -1: all.
+    `use_cpu_backend`: with our kernels, what `cpu_backend.choose` said.
 
     Raises ModelLoadError, OutOfMemory with llama.cpp's own reason."""
     llama_cpp.llama_backend_init()
     if params is None:
         params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = ALL_LAYERS if n_gpu_layers < 0 else n_gpu_layers
-    with captured_errors(verbose) as errors:
+        params.n_gpu_layers = cpu_backend.ALL_LAYERS if n_gpu_layers < 0 else n_gpu_layers
+    offloading = offloads(params.n_gpu_layers)
+    with captured_errors(verbose) as errors, cpu_backend.placed(params, use_cpu_backend, offloads=offloading) as own:
         try:
-            return LlamaModel(path_model=str(path), params=params, verbose=True)
+            return LlamaModel(path_model=str(path), params=own, verbose=True)
         except ValueError as error:
             reason = next(
                 (line for line in errors if "error loading model" in line), errors[0] if errors else str(error)
@@ -85,6 +94,7 @@ def tune_model(
         flash_attn=flash_attn,
         type_v=type_v,
         gpu=gpu,
+        fast_flash=cpu_backend.uses(model.model),
     )
 
 
@@ -140,7 +150,14 @@ def open_engine(
     if pair.kind is None:
         return OpenedEngine(engine, pair, lambda: None)
     try:
-        key = costs.key_of(pair, model.metadata(), context_params, tap_mode=engine.tap_mode, n_gpu_layers=n_gpu_layers)
+        key = costs.key_of(
+            pair,
+            model.metadata(),
+            context_params,
+            tap_mode=engine.tap_mode,
+            n_gpu_layers=n_gpu_layers,
+            kernels=cpu_backend.build() if cpu_backend.uses(model.model) else "ggml",
+        )
         table = costs.prior(engine, key, warn=notify, note=note)
         if table is not None:
             engine.set_costs(table)
@@ -228,6 +245,11 @@ class Runtime:
         return self.pair.kind
 
     @property
+    def uses_cpu_backend(self) -> bool:
+        """Are its products and attention our own CPU kernels?"""
+        return cpu_backend.uses(self.model.model)
+
+    @property
     def n_ctx(self) -> int:
         return self.engine.n_ctx
 
@@ -257,12 +279,14 @@ def load_runtime(
     flash_attn: bool | None = None,
     type_k: int | None = None,
     type_v: int | None = None,
+    cpu_kernels: CpuBackend | None = None,
     verbose: bool = False,
     notify: Notify = lambda _: None,
 ) -> Runtime:
     """Finds, checks and loads a target and its drafter.
 
-    n_ctx None takes 4096, or the model's own where that is less; 0 takes the model's own. `notify` gets one line each
+    n_ctx None takes 4096, or the model's own where that is less; 0 takes the model's own. `cpu_kernels`: None takes
+    DFLASH_CPU_BACKEND, else auto. `notify` gets one line each
     for the memory that drafting adds, before it is taken, and for warnings. Raises ModelLoadError, IncompatibleDrafter,
     OutOfMemory, Unsupported, ValueError."""
     if not 1 <= n_batch <= MAX_CTX or (n_ctx is not None and not 0 <= n_ctx <= MAX_CTX):
@@ -271,12 +295,13 @@ def load_runtime(
     pair = resolve_pair(model, draft, notify)
     gpu = offloads(n_gpu_layers)
     # The head is the first to be offloaded, and the drafter goes where the head is.
-    device = device_name() if gpu else ""
+    use = cpu_backend.choose(cpu_kernels, n_threads or tune.available_cores())
+    device = device_name() if gpu else cpu_backend.DEVICE if use else ""
     pair, memory = estimate_pair(pair, n_batch=n_batch, device=device, layers_on_device=gpu, notify=notify)
     if memory is not None:
         notify(describe_memory(memory))
     with held_interrupt():
-        loaded = load_model(pair.target, n_gpu_layers=n_gpu_layers, verbose=verbose)
+        loaded = load_model(pair.target, n_gpu_layers=n_gpu_layers, use_cpu_backend=use, verbose=verbose)
         try:
             trained = loaded.n_ctx_train()
             n_ctx = min(DEFAULT_CTX, trained) if n_ctx is None else n_ctx or trained

@@ -140,9 +140,10 @@ def tune(
     flash_attn: bool | None = None,
     type_v: int | None = None,
     gpu: bool = False,
+    fast_flash: bool = False,
     cores: int | None = None,
 ) -> Tuning:
-    """Measures what was not given, for half a second at most. Raises ValueError on values that exclude each other."""
+    """Measures what was not given, for half a second at most. `fast_flash`: flash attention is our own kernel. Raises ValueError on values that exclude each other."""
     if n_threads is not None and n_threads < 1:
         raise ValueError(f"n_threads is {n_threads}, expected 1 or more")
     quantized_v = type_v is not None and type_v not in _UNQUANTIZED
@@ -165,6 +166,8 @@ def tune(
     note = f"{threads} threads ({why})"
     if flash_attn is not None:
         return Tuning(threads, FLASH_ON if flash_attn else FLASH_OFF, f"{note}, flash attention as given")
+    if fast_flash:
+        return Tuning(threads, FLASH_ON, f"{note}, flash attention on (our CPU kernels)")
     if quantized_v:
         return Tuning(threads, FLASH_ON, f"{note}, flash attention on (quantized V)")
     if gpu or not usable:

@@ -1,6 +1,8 @@
 // Times one attention operation on the CPU, built as llama.cpp builds it with and without flash attention.
 #pragma once
 
+#include <ggml-backend.h>
+
 #include <cstdint>
 
 namespace dflash {
@@ -18,7 +20,9 @@ struct AttentionShape {
 constexpr std::int64_t max_attention_bytes = std::int64_t{1} << 30;
 
 /// Median milliseconds of the operation with K/V in F16, over as many runs as fit into budget_ms, at least one.
-/// Throws Error: invalid_argument (which one and why), out_of_memory, unsupported (no CPU backend), decode_failed.
-[[nodiscard]] double time_attention(const AttentionShape & shape, std::int32_t n_threads, double budget_ms);
+/// `device`: null for ggml's CPU backend. Throws Error: invalid_argument (which one and why), out_of_memory,
+/// unsupported (no CPU backend), decode_failed.
+[[nodiscard]] double time_attention(const AttentionShape & shape, std::int32_t n_threads, double budget_ms,
+                                    ggml_backend_dev_t device = nullptr);
 
 }  // namespace dflash

@@ -1,4 +1,5 @@
-// One ggml device with its backend: which buffer a weight goes to, which tensors it may multiply with.
+// One ggml device with its backend: which buffer a weight goes to, which tensors it may multiply with, how it runs a
+// graph.
 #pragma once
 
 #include <ggml-backend.h>
@@ -6,16 +7,28 @@
 #include <ggml.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace dflash {
 
+/// A graph in runs of nodes for one backend each.
+struct GraphRuns {
+    struct Run {
+        ggml_backend_t backend;
+        ggml_cgraph * graph;
+    };
+    ggml_context_ptr ctx;  // of the runs' graphs; null where there is but the whole graph
+    std::vector<Run> runs;
+};
+
 class DraftDevice {
   public:
-    /// device null: the CPU. Throws Error(unsupported) where no backend starts on it.
+    /// device null: the CPU. An accelerator in host memory leaves what it does not support to the CPU. Throws
+    /// Error(unsupported) where no backend starts on it.
     explicit DraftDevice(ggml_backend_dev_t device);
 
     [[nodiscard]] ggml_backend_dev_t device() const { return device_; }
-    [[nodiscard]] ggml_backend_t backend() const { return backend_.get(); }
+    /// In host memory, by threads of this process?
     [[nodiscard]] bool is_cpu() const;
     [[nodiscard]] ggml_backend_buffer_type_t buffer_type() const;
     void set_n_threads(std::int32_t n_threads);  // no effect on devices that have no such setting
@@ -31,13 +44,20 @@ class DraftDevice {
     /// Throws Error(unsupported, "device") naming the first operation of the graph that this device cannot run.
     void require(ggml_cgraph * graph) const;
 
+    /// Of an allocated graph that `require` has let pass; it must outlive the runs.
+    [[nodiscard]] GraphRuns split(ggml_cgraph * graph) const;
+    [[nodiscard]] static ggml_status compute(const GraphRuns & runs);
+
     /// Do tensors of one graph stay usable when another graph is allocated in the same buffer? Not where the backend
     /// frees its side data of a buffer at every allocation.
     [[nodiscard]] bool keeps_graphs() const;
 
   private:
+    [[nodiscard]] bool supports(const ggml_tensor * node) const;
+
     ggml_backend_dev_t device_;
     ggml_backend_ptr backend_;
+    ggml_backend_ptr cpu_;  // beside an accelerator
 };
 
 /// Types whose rows ggml can both multiply and dequantize.

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "dflash/draft_device.h"
 #include "dflash/draft_topk.h"
 #include "dflash/draft_weights.h"
 #include "dflash/pair_spec.h"
@@ -65,6 +66,7 @@ class DraftGraph {
     ggml_tensor * topk_ids = nullptr;
     ggml_tensor * topk_log_probs = nullptr;
 
+    GraphRuns runs;                      // once allocated
     std::uint64_t arena_generation = 0;  // of the compute buffer that its tensors lie in
 
   private:

@@ -86,7 +86,10 @@ class TargetContext {
     std::unique_ptr<Impl> impl_;
 };
 
-/// The GPU that holds the target's head; null: the CPU computes its logits.
+[[nodiscard]] bool is_gpu(ggml_backend_dev_t device);
+
+/// The GPU that holds the target's head, or the device of our CPU kernels; null: ggml's CPU backend computes its
+/// logits.
 [[nodiscard]] ggml_backend_dev_t head_device(const llama_model * model);
 
 /// Does this architecture assign the layer inputs that layer_input reads? It aborts on others.

@@ -49,6 +49,7 @@ def chat(
     threads: opt.ThreadsOption = None,
     gpu_layers: opt.GpuLayersOption = -1,
     flash_attn: opt.FlashAttnOption = opt.FlashAttn.auto,
+    cpu_backend: opt.CpuBackendOption = "auto",
     max_tokens: Annotated[
         int,
         typer.Option("--max-tokens", envvar="DFLASH_MAX_TOKENS", min=0, help="Tokens an answer may have; 0: no limit."),
@@ -76,6 +77,7 @@ def chat(
             threads=threads,
             gpu_layers=gpu_layers,
             flash_attn=flash_attn,
+            cpu_backend=cpu_backend,
             verbose=verbose,
             draft_rows=rows,
         ) as runtime:
@@ -106,6 +108,7 @@ def generate(
     threads: opt.ThreadsOption = None,
     gpu_layers: opt.GpuLayersOption = -1,
     flash_attn: opt.FlashAttnOption = opt.FlashAttn.auto,
+    cpu_backend: opt.CpuBackendOption = "auto",
     max_tokens: Annotated[
         int,
         typer.Option("--max-tokens", envvar="DFLASH_MAX_TOKENS", min=0, help="Tokens at most; 0: no limit."),
@@ -165,6 +168,7 @@ def generate(
             threads=threads,
             gpu_layers=gpu_layers,
             flash_attn=flash_attn,
+            cpu_backend=cpu_backend,
             verbose=verbose,
             draft_rows=rows,
         ) as runtime:
@@ -251,6 +255,7 @@ def bench(
     threads: opt.ThreadsOption = None,
     gpu_layers: opt.GpuLayersOption = -1,
     flash_attn: opt.FlashAttnOption = opt.FlashAttn.auto,
+    cpu_backend: opt.CpuBackendOption = "auto",
     temperature: opt.TemperatureOption = 0.0,
     top_k: opt.TopKOption = opt.TOP_K,
     top_p: opt.TopPOption = opt.TOP_P,
@@ -282,7 +287,14 @@ def bench(
         )
         return run_bench_command(
             lambda: opt.open_runtime(
-                model, pair, ctx=ctx, threads=threads, gpu_layers=gpu_layers, flash_attn=flash_attn, verbose=verbose
+                model,
+                pair,
+                ctx=ctx,
+                threads=threads,
+                gpu_layers=gpu_layers,
+                flash_attn=flash_attn,
+                cpu_backend=cpu_backend,
+                verbose=verbose,
             ),
             wanted,
         )
@@ -314,6 +326,7 @@ def doctor(
     threads: opt.ThreadsOption = None,
     gpu_layers: opt.GpuLayersOption = -1,
     flash_attn: opt.FlashAttnOption = opt.FlashAttn.auto,
+    cpu_backend: opt.CpuBackendOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", envvar="DFLASH_JSON", help="Print JSON.")] = False,
     verbose: opt.VerboseOption = False,
 ) -> None:
@@ -332,6 +345,7 @@ def doctor(
             threads=threads,
             gpu_layers=gpu_layers,
             flash_attn=flash_attn,
+            cpu_backend=cpu_backend,
             verbose=verbose,
         ) as runtime:
             return run_doctor(runtime, on_gpu=offloads(gpu_layers), as_json=as_json, verbose=verbose)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from dflash_local.cpu_backend import CpuBackend
     from dflash_local.pairs.resolve import Draft
     from dflash_local.runtime import Runtime
     from dflash_local.sampling import SamplingParams
@@ -86,6 +87,16 @@ FlashAttnOption = Annotated[
     FlashAttn,
     typer.Option("--flash-attn", envvar="DFLASH_FLASH_ATTN", help="Flash attention; auto is measured on a CPU."),
 ]
+CpuBackendOption = Annotated[
+    str,
+    typer.Option(
+        "--cpu-backend",
+        envvar="DFLASH_CPU_BACKEND",
+        metavar="auto|dflash|ggml",
+        help="CPU kernels: ours, which check several tokens at little more than the cost of one, or ggml's; auto: ours "
+        "unless they are clearly slower here.",
+    ),
+]
 TemperatureOption = Annotated[
     float, typer.Option("--temperature", envvar="DFLASH_TEMPERATURE", help="0: always the likeliest token.")
 ]
@@ -115,6 +126,16 @@ def parse_draft(text: str) -> Draft:
     if not text:
         raise typer.BadParameter("it is empty, expected auto, off, ngram or a path", param_hint="--draft")
     return Path(text)
+
+
+def parse_cpu_backend(text: str) -> CpuBackend:
+    """auto, dflash or ggml; 0 stands for ggml."""
+    from dflash_local.cpu_backend import parse
+
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--cpu-backend") from error
 
 
 def parse_draft_rows(text: str) -> int:
@@ -164,6 +185,7 @@ def open_runtime(
     threads: int | None,
     gpu_layers: int,
     flash_attn: FlashAttn,
+    cpu_backend: str,
     verbose: bool,
     draft_rows: int = -1,
 ) -> Runtime:
@@ -181,6 +203,7 @@ def open_runtime(
         n_threads=threads,
         n_gpu_layers=gpu_layers,
         flash_attn=None if flash_attn is FlashAttn.auto else flash_attn is FlashAttn.on,
+        cpu_kernels=parse_cpu_backend(cpu_backend),
         verbose=verbose,
         notify=tell,
     )
@@ -192,5 +215,6 @@ def open_runtime(
         )
     if verbose:
         tell(runtime.tuning.note)
+        tell(f"CPU kernels: {'ours' if runtime.uses_cpu_backend else 'those of ggml'}")
         tell(f"drafter: {runtime.draft_status}, taps by {runtime.engine.tap_mode or 'none'}")
     return runtime
