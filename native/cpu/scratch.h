@@ -1,6 +1,7 @@
 // Memory that a backend keeps from node to node, and how rows of a tensor are addressed.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -42,10 +43,18 @@ T * row_of(const ggml_tensor & t, std::int64_t i1, std::int64_t i2, std::int64_t
                                  static_cast<std::size_t>(i2) * t.nb[2] + static_cast<std::size_t>(i3) * t.nb[3]);
 }
 
-/// Row r of a tensor, counted over its three outer dimensions.
+/// Where row r lies, counted over the three outer dimensions.
+inline std::array<std::int64_t, 3> place_of(const ggml_tensor & t, std::int64_t r) {
+    return {r % t.ne[1], r / t.ne[1] % t.ne[2], r / t.ne[1] / t.ne[2]};
+}
+
 template <typename T = float>
 T * row_of(const ggml_tensor & t, std::int64_t r) {
-    return row_of<T>(t, r % t.ne[1], r / t.ne[1] % t.ne[2], r / t.ne[1] / t.ne[2]);
+    const auto [i1, i2, i3] = place_of(t, r);
+    return row_of<T>(t, i1, i2, i3);
 }
+
+/// Computes row r of a node.
+using RowFunction = void (*)(const ggml_tensor & node, const Scratch & scratch, std::int64_t r);
 
 }  // namespace dflash::cpu

@@ -83,19 +83,34 @@ TEST_CASE("rotations of pairs and halves, of all or some dimensions, with factor
     }
 }
 
+TEST_CASE("rotations stretched by YaRN") {
+    for (const int mode : {GGML_ROPE_TYPE_NORMAL, GGML_ROPE_TYPE_NEOX}) {
+        for (const float ext_factor : {1.0F, 0.4F}) {
+            GraphCase graph;
+            ggml_tensor * const x = graph.random(GGML_TYPE_F32, 64, 4, 3);
+            ggml_tensor * const pos = graph.ints<std::int32_t>(GGML_TYPE_I32, {5, 60, 900});
+            check_same(graph,
+                       ggml_rope_ext(graph.ctx(), x, pos, nullptr, 64, mode, 4096, 10000.0F, 0.25F, ext_factor, 1.1F,
+                                     32.0F, 1.0F),
+                       1e-4);
+        }
+    }
+}
+
 TEST_CASE("rotations that are left to ggml") {
     GraphCase graph;
     ggml_tensor * const x = graph.random(GGML_TYPE_F32, 64, 4, 2);
     ggml_tensor * const pos = graph.ints<std::int32_t>(GGML_TYPE_I32, {5, 6});
-    CHECK_FALSE(is_neighbour(
-        *ggml_rope_ext(graph.ctx(), x, pos, nullptr, 64, 0, 4096, 10000.0F, 0.5F, 1.0F, 1.0F, 32.0F, 1.0F)));
     CHECK_FALSE(is_neighbour(*ggml_rope_set_offset(ggml_rope(graph.ctx(), x, pos, 32, GGML_ROPE_TYPE_NEOX), 32)));
     CHECK_FALSE(is_neighbour(*ggml_rope(graph.ctx(), graph.random(GGML_TYPE_F16, 64, 4, 2), pos, 64, 0)));
 }
 
 TEST_CASE("rows written and read by index") {
-    for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16}) {
+    for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0}) {
         for (const std::int64_t width : {1, 64, 77}) {
+            if (width % ggml_blck_size(type) != 0) {
+                continue;
+            }
             GraphCase graph;
             ggml_tensor * const rows = graph.random(GGML_TYPE_F32, width, 3);
             ggml_tensor * const ids = graph.ints<std::int64_t>(GGML_TYPE_I64, {9, 0, 4});
@@ -109,4 +124,60 @@ TEST_CASE("rows written and read by index") {
     ggml_tensor * const ids =
         ggml_reshape_2d(graph.ctx(), graph.ints<std::int32_t>(GGML_TYPE_I32, {9, 0, 4, 1, 10, 1}), 3, 2);
     check_same(graph, ggml_get_rows(graph.ctx(), table, ids), 0.0);
+}
+
+TEST_CASE("ids beyond the table are an error, not a write elsewhere") {
+    GraphCase graph;
+    ggml_tensor * const rows = graph.random(GGML_TYPE_F32, 8, 2);
+    ggml_tensor * const table = graph.random(GGML_TYPE_F32, 8, 4);
+    for (const std::int32_t bad : {-1, 4}) {
+        ggml_tensor * const ids = graph.ints<std::int32_t>(GGML_TYPE_I32, {0, bad});
+        CHECK_THROWS_AS((void)GraphCase::ours(*ggml_set_rows(graph.ctx(), table, rows, ids)), BadGraph);
+        CHECK_THROWS_AS((void)GraphCase::ours(*ggml_get_rows(graph.ctx(), table, ids)), BadGraph);
+    }
+}
+
+TEST_CASE("scales, activations and soft maxima are ggml's") {
+    GraphCase graph;
+    ggml_context * const ctx = graph.ctx();
+    ggml_tensor * const wide = ggml_scale(ctx, graph.random(GGML_TYPE_F32, 80, 5, 3), 4.0F);
+    (void)graph.ggmls(wide);
+    ggml_tensor * const x = ggml_view_3d(ctx, wide, 77, 5, 3, wide->nb[1], wide->nb[2], 4);
+    ggml_tensor * const flat = ggml_cont(ctx, x);
+    check_same(graph, flat, 0.0);
+    check_same(graph, ggml_scale_bias(ctx, flat, 0.3F, -2.0F), 1e-6);
+    check_same(graph, ggml_silu(ctx, flat), 1e-5);
+    check_same(graph, ggml_gelu(ctx, flat), 2e-3);
+    check_same(graph, ggml_relu(ctx, flat), 0.0);
+    check_same(graph, ggml_tanh(ctx, flat), 1e-6);
+    check_same(graph, ggml_sigmoid(ctx, flat), 1e-6);
+    check_same(graph, ggml_soft_max(ctx, flat), 1e-6);
+    for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16}) {
+        check_same(graph, ggml_soft_max_ext(ctx, flat, graph.random(type, 77, 5), 0.25F, 0.0F), 1e-6);
+    }
+    CHECK_FALSE(is_neighbour(*ggml_soft_max_ext(ctx, flat, graph.random(GGML_TYPE_F32, 77, 5), 1.0F, 8.0F)));
+    CHECK_FALSE(is_neighbour(*ggml_exp(ctx, flat)));
+}
+
+TEST_CASE("copies between layouts, shapes and precisions") {
+    GraphCase graph;
+    ggml_context * const ctx = graph.ctx();
+    for (const ggml_type from : {GGML_TYPE_F32, GGML_TYPE_F16}) {
+        ggml_tensor * const x = graph.random(from, 12, 5, 3);
+        check_same(graph, ggml_cont(ctx, ggml_permute(ctx, x, 1, 2, 0, 3)), 0.0);
+        check_same(graph, ggml_cont_2d(ctx, ggml_permute(ctx, x, 0, 2, 1, 3), 36, 5), 0.0);
+        for (const ggml_type to : {GGML_TYPE_F32, GGML_TYPE_F16}) {
+            check_same(graph, ggml_cpy(ctx, ggml_transpose(ctx, x), graph.random(to, 5, 12, 3)), 0.0);
+            check_same(graph, ggml_cpy(ctx, x, graph.random(to, 36, 5)), 0.0);
+        }
+    }
+    CHECK_FALSE(is_neighbour(*ggml_cpy(ctx, graph.random(GGML_TYPE_F32, 32), graph.random(GGML_TYPE_Q8_0, 32))));
+}
+
+TEST_CASE("one value is added to and multiplied with all of a row") {
+    GraphCase graph;
+    ggml_tensor * const x = graph.random(GGML_TYPE_F32, 33, 4);
+    ggml_tensor * const one = graph.random(GGML_TYPE_F32, 1, 4);
+    check_same(graph, ggml_add(graph.ctx(), x, one), 0.0);
+    check_same(graph, ggml_mul(graph.ctx(), x, one), 0.0);
 }
