@@ -27,6 +27,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keeps measured costs out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DFLASH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        # In this process ggml's kernels, so that results can be compared with llama_cpp's; commands use the default.
+        patch.setenv("DFLASH_CPU_BACKEND", "ggml")
         yield
 
 

@@ -1,6 +1,7 @@
 // The ggml backend: one device of type ACCEL that multiplies with packed weights; all else is left to ggml's CPU
 // backend.
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <new>
 #include <string_view>
@@ -97,11 +98,19 @@ const char * device_name(ggml_backend_dev_t /*device*/) { return "DFlash"; }
 const char * device_description(ggml_backend_dev_t /*device*/) { return "narrow batches on the CPU"; }
 void device_memory(ggml_backend_dev_t /*device*/, std::size_t * free, std::size_t * total) { *free = *total = 0; }
 
+// llama.cpp gives weights and a part in its contexts to accelerators that nobody named, not to a second CPU.
+std::atomic<bool> hidden = false;
+bool hide(bool is_hidden) { return hidden.exchange(is_hidden); }
+
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t /*device*/) {
+    return hidden.load() ? GGML_BACKEND_DEVICE_TYPE_CPU : GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
+
 void device_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
     *props = {};
     props->name = device_name(device);
     props->description = device_description(device);
-    props->type = GGML_BACKEND_DEVICE_TYPE_ACCEL;
+    props->type = device_type(device);
 }
 
 ggml_backend_t device_init(ggml_backend_dev_t device, const char * /*params*/) {
@@ -127,7 +136,6 @@ bool device_supports_op(ggml_backend_dev_t /*device*/, const ggml_tensor * op) {
 bool device_supports_buft(ggml_backend_dev_t /*device*/, ggml_backend_buffer_type_t type) {
     return is_ours(type) || ggml_backend_buft_is_host(type);
 }
-enum ggml_backend_dev_type accel(ggml_backend_dev_t /*device*/) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
 
 ggml_backend_device & the_device();
 
@@ -148,7 +156,7 @@ ggml_backend_reg & the_reg() {
 
 ggml_backend_device & the_device() {
     static ggml_backend_device device{
-        {device_name, device_description, device_memory, accel, device_props, device_init, buffer_type, nullptr,
+        {device_name, device_description, device_memory, device_type, device_props, device_init, buffer_type, nullptr,
          nullptr, device_supports_op, device_supports_buft, nullptr, nullptr, nullptr, nullptr},
         &the_reg(),
         nullptr};

@@ -2,7 +2,6 @@
 #include "weight_buffer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <new>
 #include <string_view>
@@ -19,8 +18,6 @@
 namespace dflash::cpu {
 
 namespace {
-
-std::atomic<bool> hidden = false;
 
 constexpr std::size_t alignment = 64;
 constexpr std::size_t huge_page = std::size_t{2} << 20U;
@@ -259,10 +256,8 @@ ggml_backend_buffer_type & packed_type() {
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
     compute_type().device = device;
     packed_type().device = device;
-    return hidden.load() ? ggml_backend_cpu_buffer_type() : &compute_type();
+    return &compute_type();
 }
-
-void hide(bool is_hidden) { hidden.store(is_hidden); }
 
 bool is_ours(ggml_backend_buffer_type_t type) { return type == &compute_type() || type == &packed_type(); }
 

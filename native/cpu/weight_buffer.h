@@ -9,8 +9,6 @@ namespace dflash::cpu {
 /// Of activations, and what llama.cpp is offered for weights; host memory. A buffer in which a packed weight is placed
 /// turns into one of `packed_buffer_type`, which is not: nobody may read or write its bytes as ggml's layout.
 [[nodiscard]] ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device);
-/// Offers the CPU's own buffer type instead, at which llama.cpp passes the device over when it loads a model.
-void hide(bool is_hidden);
 [[nodiscard]] bool is_ours(ggml_backend_buffer_type_t type);
 
 /// Is this tensor a weight matrix that is packed when it lies in our memory?

@@ -17,17 +17,17 @@ bool load_cpu_backend(const std::string & path) {
     return cpu_backend_device() != nullptr || ggml_backend_load(path.c_str()) != nullptr;
 }
 
-void hide_cpu_backend(bool hidden) {
+bool hide_cpu_backend(bool hidden) {
     ggml_backend_dev_t const device = cpu_backend_device();
     if (device == nullptr) {
-        return;
+        return true;
     }
     void * const hide = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "dflash_cpu_hide");
     if (hide == nullptr) {
         throw Error(ErrorCode::unsupported,
                     "the loaded library of CPU kernels is of another version: restart the process");
     }
-    reinterpret_cast<void (*)(bool)>(hide)(hidden);
+    return reinterpret_cast<bool (*)(bool)>(hide)(hidden);
 }
 
 }  // namespace dflash

@@ -1,10 +1,12 @@
 // Asks the ggml registry about one device: backend, buffer types, supported multiplications.
 #include "dflash/draft_device.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "dflash/cpu_backend.h"
 #include "dflash/error.h"
 
 namespace dflash {
@@ -71,7 +73,7 @@ bool is_weight_type(ggml_type type) {
 }
 
 DraftDevice::DraftDevice(ggml_backend_dev_t device) : device_(resolve(device)), backend_(start(device_)) {
-    if (ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_ACCEL) {
+    if (device_ == cpu_backend_device()) {
         cpu_ = start(resolve(nullptr));
     }
 }
@@ -80,9 +82,14 @@ bool DraftDevice::is_cpu() const {
     return cpu_ != nullptr || ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
+std::vector<ggml_backend_dev_t> DraftDevice::devices() const {
+    return cpu_ == nullptr ? std::vector{device_} : std::vector{device_, ggml_backend_get_device(cpu_.get())};
+}
+
 bool DraftDevice::supports(const ggml_tensor * node) const {
-    return ggml_backend_dev_supports_op(device_, node) ||
-           (cpu_ != nullptr && ggml_backend_supports_op(cpu_.get(), node));
+    const std::vector<ggml_backend_dev_t> all = devices();
+    return std::ranges::any_of(all,
+                               [&](ggml_backend_dev_t device) { return ggml_backend_dev_supports_op(device, node); });
 }
 
 GraphRuns DraftDevice::split(ggml_cgraph * graph) const {
@@ -163,20 +170,25 @@ ggml_backend_buffer_type_t DraftDevice::weight_buffer_type(ggml_type type, std::
     const ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * const weight = ggml_new_tensor_2d(ctx.get(), type, ne0, ne1);
     ggml_set_name(weight, "probe.weight");  // our CPU kernels tell weights by their names
-    for (ggml_backend_buffer_type_t candidate : candidate_types(device_)) {
-        const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(candidate, 0));
-        weight->buffer = empty.get();
-        if (supports_mul_mat(device_, weight)) {
-            return candidate;
+    for (ggml_backend_dev_t device : devices()) {
+        for (ggml_backend_buffer_type_t candidate : candidate_types(device)) {
+            const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(candidate, 0));
+            weight->buffer = empty.get();
+            if (supports_mul_mat(device, weight)) {
+                return candidate;
+            }
         }
     }
     return nullptr;
 }
 
 bool DraftDevice::can_multiply(const ggml_tensor * weight) const {
+    const std::vector<ggml_backend_dev_t> all = devices();
     return weight->buffer != nullptr && is_weight_type(weight->type) &&
-           ggml_backend_dev_supports_buft(device_, ggml_backend_buffer_get_type(weight->buffer)) &&
-           supports_mul_mat(device_, const_cast<ggml_tensor *>(weight));
+           std::ranges::any_of(all, [&](ggml_backend_dev_t device) {
+               return ggml_backend_dev_supports_buft(device, ggml_backend_buffer_get_type(weight->buffer)) &&
+                      supports_mul_mat(device, const_cast<ggml_tensor *>(weight));
+           });
 }
 
 }  // namespace dflash

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "dflash/cpu_backend.h"
 #include "dflash/error.h"
 #include "engine_guard.h"
 
@@ -18,7 +19,8 @@ Engine::Engine(llama_model * model, const llama_context_params & params, std::sh
       target_(model, params, drafter_ ? drafter_->spec().tap_inputs : std::vector<std::int32_t>{}, tap_mode),
       session_(target_.feature_size()),
       can_copy_(copies && !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model)),
-      flash_attn_(params.flash_attn_type != LLAMA_FLASH_ATTN_TYPE_DISABLED) {
+      flash_attn_(params.flash_attn_type != LLAMA_FLASH_ATTN_TYPE_DISABLED),
+      keeps_bits_(flash_attn_ && cpu_backend_device() != nullptr && head_device(model) == cpu_backend_device()) {
     if (!drafter_) {
         return;
     }

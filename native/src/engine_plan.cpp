@@ -193,7 +193,7 @@ RoundPlan Engine::plan_round(llama_sampler * sampler, const RoundOptions & optio
         .n_past = session_.n_decoded(),
         .max_nodes = most_nodes(),
         .n_slots = slots_to_draft(options),
-        .max_leaves = std::min(target_.max_leaves(), max_tree_leaves),
+        .max_leaves = keeps_bits_ ? 1 : std::min(target_.max_leaves(), max_tree_leaves),
         .chain = offer_.chain,
         .chain_source = offer_.source,
         .match_length = offer_.match_length,

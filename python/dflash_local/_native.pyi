@@ -114,8 +114,10 @@ def gpu_device() -> str:
 def load_cpu_backend(path: str) -> bool:
     """Loads the library of CPU kernels once; False where it cannot be opened or has none for this CPU."""
 
-def hide_cpu_backend(hidden: bool) -> None:
-    """While hidden, models that are loaded keep their weights from those kernels. Raises Unsupported."""
+def hide_cpu_backend(hidden: bool) -> bool:
+    """Hidden, they serve only models that were loaded onto them by name, else every model that the process loads.
+
+    Returns what held before. Raises Unsupported."""
 
 def cpu_backend_device() -> int:
     """Address of the kernels' ggml device, 0 while the library is not loaded."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from dflash_local._llama_log import captured_errors
 from dflash_local._native_loader import llama_cpp, native
 
 CpuBackend = Literal["auto", "dflash", "ggml"]
@@ -21,6 +22,7 @@ _OFF = ("0", "off", "false")
 # The timing that decides for `auto`: a product of 8 rows, the width that drafting lives on.
 _TYPE, _N_IN, _N_OUT, _ROWS, _BUDGET_MS = "q4_0", 1024, 2048, 8, 10.0
 _CLEARLY_SLOWER = 1.2
+_TRIES = 3
 
 
 def parse(text: str) -> CpuBackend:
@@ -38,11 +40,24 @@ def library() -> Path:
     return Path(native.__file__).with_name("libggml-dflash.so")
 
 
-def load() -> bool:
-    """Puts the device into llama.cpp's registry; False where there is no library for this CPU or platform.
+def _open() -> bool:
+    """Puts the device into llama.cpp's registry, for models of ours alone where nobody else has loaded it."""
+    if native.cpu_backend_device():
+        return True
+    with captured_errors(verbose=False):
+        if not library().is_file() or not native.load_cpu_backend(str(library())):
+            return False
+    native.hide_cpu_backend(True)
+    return True
 
-    From then on every model that the process loads, by llama_cpp too, uses it for weights on the CPU."""
-    return library().is_file() and native.load_cpu_backend(str(library()))
+
+def load() -> bool:
+    """Gives the kernels to every model that this process loads from now on, by llama_cpp too.
+
+    False where there are none for this CPU or platform. Models of this package need no such call."""
+    found = _open()
+    native.hide_cpu_backend(False)
+    return found
 
 
 @functools.cache
@@ -51,30 +66,37 @@ def build() -> str:
     return hashlib.sha256(library().read_bytes()).hexdigest()[:16] if library().is_file() else ""
 
 
-@functools.cache
 def timings(n_threads: int) -> tuple[float, float]:
-    """Milliseconds of one product of 8 rows: ours, and ggml's. Some 30 ms, once a process."""
+    """Milliseconds of one product of 8 rows: ours, and ggml's. Some 30 ms."""
     args = (_TYPE, _N_IN, _N_OUT, _ROWS, n_threads, _BUDGET_MS)
-    return native.time_matmul(*args, ours=True)[0], native.time_matmul(*args)[0]
+    with captured_errors(verbose=False):
+        return native.time_matmul(*args, ours=True)[0], native.time_matmul(*args)[0]
+
+
+@functools.cache
+def pays(n_threads: int) -> bool:
+    """Are our kernels no slower than ggml's here? Timed once a process.
+
+    A busy moment must not decide: a program shall give the same text today and tomorrow."""
+    return any(ours < _CLEARLY_SLOWER * ggmls for ours, ggmls in (timings(n_threads) for _ in range(_TRIES)))
 
 
 def choose(wanted: CpuBackend | None, n_threads: int) -> bool:
     """Shall a model that is loaded now use our kernels? None: what the environment says, else `auto`.
 
-    `auto` declines where they are clearly slower than ggml's. Raises ValueError on a bad environment variable, and where
-    `dflash` is asked for and there is no library for this CPU."""
+    `auto` declines where they are clearly slower than ggml's. Raises ValueError on a bad environment variable, and
+    where `dflash` is asked for and there is no library for this CPU."""
     if wanted is None:
         wanted = parse(os.environ.get(ENVIRONMENT) or "auto")
     if wanted == "ggml":
         return False
-    if not load():
+    if not _open():
         if wanted == "dflash":
             raise ValueError(f"there are no CPU kernels of ours for this machine ({library()}); use auto or ggml")
         return False
     if wanted == "dflash":
         return True
-    ours, ggmls = timings(n_threads)
-    return ours < _CLEARLY_SLOWER * ggmls
+    return pays(n_threads)
 
 
 def uses(model: Any) -> bool:
@@ -84,23 +106,21 @@ def uses(model: Any) -> bool:
 
 @contextmanager
 def placed(params: Any, use: bool, *, offloads: bool) -> Iterator[Any]:
-    """llama_model_params to load a model with, a copy of `params`; no other model may be loaded meanwhile.
+    """llama_model_params to load a model with, a copy of `params`; no other model may be loaded meanwhile. `use`: what
+    `choose` said.
 
     Without a GPU all layers go to our device, as if to one: then a whole decode is one graph for it. With one, it gets
-    the weights that stay on the CPU."""
+    the weights that stay on the CPU, and from then on those of every other model too."""
     own = type(params).from_buffer_copy(params)
-    if not use:
-        native.hide_cpu_backend(True)
-        try:
-            yield own
-        finally:
-            native.hide_cpu_backend(False)
-        return
-    if not offloads:
+    if use and not offloads:
         own.devices = ctypes.addressof(_device_list())
         own.n_gpu_layers = ALL_LAYERS
         own.split_mode = llama_cpp.LLAMA_SPLIT_MODE_LAYER
-    yield own
+    before = native.hide_cpu_backend(not use)
+    try:
+        yield own
+    finally:
+        native.hide_cpu_backend(before and not (use and offloads))
 
 
 @functools.cache

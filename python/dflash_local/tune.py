@@ -143,7 +143,9 @@ def tune(
     fast_flash: bool = False,
     cores: int | None = None,
 ) -> Tuning:
-    """Measures what was not given, for half a second at most. `fast_flash`: flash attention is our own kernel. Raises ValueError on values that exclude each other."""
+    """Measures what was not given, for half a second at most. `fast_flash`: flash attention is our own kernel.
+
+    Raises ValueError on values that exclude each other."""
     if n_threads is not None and n_threads < 1:
         raise ValueError(f"n_threads is {n_threads}, expected 1 or more")
     quantized_v = type_v is not None and type_v not in _UNQUANTIZED

@@ -130,11 +130,14 @@ TEST_CASE("the device says what it is") {
     CHECK_FALSE(props.caps.buffer_from_host_ptr);
 }
 
-TEST_CASE("hidden, it offers the CPU's buffers") {
-    hide(true);
-    CHECK(ggml_backend_dev_buffer_type(device()) == ggml_backend_cpu_buffer_type());
-    hide(false);
-    CHECK(ggml_backend_dev_buffer_type(device()) != ggml_backend_cpu_buffer_type());
+TEST_CASE("hidden, it is a CPU like any other") {
+    const auto hide =
+        reinterpret_cast<bool (*)(bool)>(ggml_backend_reg_get_proc_address(registration(), "dflash_cpu_hide"));
+    REQUIRE(hide != nullptr);
+    CHECK_FALSE(hide(true));
+    CHECK(ggml_backend_dev_type(device()) == GGML_BACKEND_DEVICE_TYPE_CPU);
+    CHECK(hide(false));
+    CHECK(ggml_backend_dev_type(device()) == GGML_BACKEND_DEVICE_TYPE_ACCEL);
 }
 
 TEST_CASE("packed weights give back their bytes, whole, in parts and through views") {

@@ -16,8 +16,8 @@ constexpr const char * cpu_backend_name = "DFlash";
 /// Loads the library once; false where it cannot be opened or has no kernels for this CPU.
 bool load_cpu_backend(const std::string & path);
 
-/// While hidden, models that are loaded keep their weights from it; contexts follow their model. Throws
-/// Error(unsupported) where a library of another version is loaded.
-void hide_cpu_backend(bool hidden);
+/// Hidden, it serves only models that were loaded onto it by name; else every model that this process loads puts its
+/// CPU weights there. Returns what held before. Throws Error(unsupported) where a library of another version is loaded.
+bool hide_cpu_backend(bool hidden);
 
 }  // namespace dflash

@@ -23,7 +23,7 @@ struct GraphRuns {
 
 class DraftDevice {
   public:
-    /// device null: the CPU. An accelerator in host memory leaves what it does not support to the CPU. Throws
+    /// device null: the CPU. The one of our CPU kernels leaves what it does not support to the CPU. Throws
     /// Error(unsupported) where no backend starts on it.
     explicit DraftDevice(ggml_backend_dev_t device);
 
@@ -53,11 +53,12 @@ class DraftDevice {
     [[nodiscard]] bool keeps_graphs() const;
 
   private:
+    [[nodiscard]] std::vector<ggml_backend_dev_t> devices() const;  // that may run a part of a graph
     [[nodiscard]] bool supports(const ggml_tensor * node) const;
 
     ggml_backend_dev_t device_;
     ggml_backend_ptr backend_;
-    ggml_backend_ptr cpu_;  // beside an accelerator
+    ggml_backend_ptr cpu_;  // beside that of our kernels
 };
 
 /// Types whose rows ggml can both multiply and dequantize.

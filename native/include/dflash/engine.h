@@ -167,6 +167,9 @@ class Engine {
     std::vector<llama_token_data> sampled_;  // [n_vocab], what the sampler chain works on
     std::int32_t walked_rows_ = 0;
     bool flash_attn_;
+    /// Our CPU kernels give a row the same bits beside any other rows, as long as cells lie in the order of positions:
+    /// which a branch of a tree, once accepted, does not leave behind. So the planner keeps to chains there.
+    bool keeps_bits_;
     std::vector<std::int32_t> output_rows_;  // batch rows of the last decode that were kept and have logits
     std::string failure_;                    // why the drafter was given up
 };
