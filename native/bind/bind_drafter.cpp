@@ -110,6 +110,7 @@ void init_drafter(nb::module_ & m) {
         .def_prop_ro("feature_size", &Drafter::feature_size)
         .def_prop_ro("name", [](const Drafter & drafter) { return drafter.spec().name; })
         .def_prop_ro("device", [](const Drafter & drafter) { return ggml_backend_dev_name(drafter.device()); })
+        .def_prop_ro("acceptance_problem", [](const Drafter & drafter) { return drafter.spec().acceptance_problem; })
         .def("memory", [](const Drafter & drafter) { return memory_dict(drafter.memory()); })
         .def("propose", &propose, nb::arg("pos0"), nb::arg("taps"), nb::arg("anchor"), nb::kw_only(),
              nb::arg("n_slots") = all_slots);

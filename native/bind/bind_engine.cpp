@@ -100,6 +100,15 @@ nb::list round_list(const Engine & engine) {
     return out;
 }
 
+nb::list drafted_list(const Engine & engine) {
+    static constexpr std::array names{"plain", "copy", "grammar", "drafter"};
+    nb::list out;
+    for (const RoundReport & round : engine.session().rounds()) {
+        out.append(nb::make_tuple(names.at(static_cast<std::size_t>(round.source)), round.nodes));
+    }
+    return out;
+}
+
 nb::dict replay_dict(EngineHandle & handle, std::uintptr_t sampler) {
     const ReplayResult result = handle.without_gil([&] { return handle.get().replay(sampler_of(sampler)); });
     nb::dict out;
@@ -188,6 +197,7 @@ void init_engine(nb::module_ & m) {
             "tokens"_a, "all_logits"_a = false)
         .def("stats", [](const EngineHandle & self) { return stats_dict(self.get()); })
         .def("rounds", [](const EngineHandle & self) { return round_list(self.get()); })
+        .def("drafted", [](const EngineHandle & self) { return drafted_list(self.get()); })
         .def("replay", &replay_dict, "sampler"_a)
         .def("save",
              [](EngineHandle & self) {

@@ -115,6 +115,10 @@ nb::dict to_dict(const Inspection & in) {
     out["layer_causal"] = layer_causal;
     out["layer_sliding"] = drafter ? drafter->layer_sliding : std::vector<bool>();
     out["thinks"] = in.thinks ? nb::object(nb::bool_(*in.thinks)) : nb::none();
+    const bool has_priors = drafter && !drafter->acceptance.empty();
+    set("acceptance_slots",
+        has_priors ? std::optional(static_cast<std::int32_t>(drafter->acceptance[1])) : std::nullopt);
+    out["acceptance_problem"] = drafter ? drafter->acceptance_problem : std::string();
     out["own_head"] = drafter && drafter->has_own_head;
     out["own_embeddings"] = drafter && drafter->has_own_embd;
     out["n_vocab_head"] = drafter ? drafter->n_vocab_head : 0;

@@ -10,6 +10,7 @@ void init_engine(nanobind::module_ & m);
 void init_costs(nanobind::module_ & m);
 void init_gguf(nanobind::module_ & m);
 void init_ahead(nanobind::module_ & m);
+void init_planner(nanobind::module_ & m);
 }  // namespace dflash::bind
 
 NB_MODULE(_native, m) {
@@ -21,4 +22,5 @@ NB_MODULE(_native, m) {
     dflash::bind::init_costs(m);  // adds to Engine
     dflash::bind::init_gguf(m);
     dflash::bind::init_ahead(m);
+    dflash::bind::init_planner(m);  // adds to Engine
 }

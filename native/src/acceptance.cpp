@@ -75,8 +75,8 @@ std::size_t DraftAcceptance::slot_index(std::int32_t slot) noexcept {
 }
 
 void DraftAcceptance::set_priors(std::span<const float> values) {
-    if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) {
-        refuse("a value is not finite");
+    if (!std::ranges::all_of(values, [](float value) { return std::abs(value) <= max_weight; })) {
+        refuse("a value is not a number from -64 to 64");
     }
     if (values.size() < shared_values || values[0] != version) {
         refuse("found " + std::to_string(values.size()) + " values" +

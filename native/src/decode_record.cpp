@@ -24,15 +24,19 @@ bool is_path(const TreeShape & tree) {
 
 }  // namespace
 
-std::int32_t DecodeRecord::depth() const noexcept {
+std::vector<std::int32_t> DecodeRecord::nodes_by_depth() const {
     if (tree.parents.empty()) {
-        return n_rows - 1;
+        return std::vector<std::int32_t>(static_cast<std::size_t>(n_rows - 1), 1);
     }
-    std::vector<std::int32_t> depths{0};
+    std::vector<std::int32_t> counts;
+    std::vector<std::size_t> depths{0};
     for (const std::int32_t parent : tree.parents) {
-        depths.push_back(depths[static_cast<std::size_t>(parent + 1)] + 1);
+        const std::size_t depth = depths[static_cast<std::size_t>(parent + 1)] + 1;
+        depths.push_back(depth);
+        counts.resize(std::max(counts.size(), depth));
+        ++counts[depth - 1];
     }
-    return *std::ranges::max_element(depths);
+    return counts;
 }
 
 bool is_well_formed(const DecodeRecord & record) {

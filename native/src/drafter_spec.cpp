@@ -3,7 +3,10 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <utility>
+#include <vector>
 
+#include "dflash/acceptance.h"
 #include "dflash/pair_spec.h"
 #include "dflash/text.h"
 #include "drafter_layout.h"
@@ -240,6 +243,30 @@ void read_draft(const GgufFile & file, const GgufFields & fields, DrafterSpec & 
     }
 }
 
+/// A hint for the planner, which learns without it too: what cannot be used is passed over.
+void read_acceptance(const GgufFile & file, DrafterSpec & spec) {
+    constexpr const char * key = "dflash_local.acceptance";
+    if (!file.has(key)) {
+        return;
+    }
+    if (!file.is_array(key) || file.array_size(key).value_or(0) > DraftAcceptance::max_priors) {
+        spec.acceptance_problem = std::string("'") + key + "' is no array of at most " +
+                                  std::to_string(DraftAcceptance::max_priors) + " numbers";
+        return;
+    }
+    try {
+        std::vector<float> values;
+        const std::vector<double> written = file.find_float_array(key).value();
+        for (const double value : written) {
+            values.push_back(static_cast<float>(value));
+        }
+        DraftAcceptance().set_priors(values);
+        spec.acceptance = std::move(values);
+    } catch (const Error & error) {
+        spec.acceptance_problem = error.what();
+    }
+}
+
 DrafterSpec read_v1(const GgufFile & file, const GgufFields & fields) {
     DrafterSpec spec;
     spec.name = fields.text_or("general.name", "");
@@ -250,6 +277,7 @@ DrafterSpec read_v1(const GgufFile & file, const GgufFields & fields) {
     read_window(file, fields, spec);
     read_rope(file, fields, spec);
     read_draft(file, fields, spec);
+    read_acceptance(file, spec);
     check_drafter_tensors(file, fields, spec);
     return spec;
 }

@@ -37,6 +37,9 @@ Engine::Engine(llama_model * model, const llama_context_params & params, std::sh
                         "; use a drafter made for this target",
                     "fc.weight");
     }
+    if (!drafter_->spec().acceptance.empty()) {
+        planner_.acceptance().set_priors(drafter_->spec().acceptance);
+    }
     session_.draft_context = drafter_->new_context();
     session_.pending().rows.reserve(static_cast<std::size_t>(2 * max_pending_rows) *
                                     static_cast<std::size_t>(target_.feature_size()));

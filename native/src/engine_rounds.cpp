@@ -61,7 +61,8 @@ std::vector<llama_token> Engine::plain_round(llama_sampler * sampler, const Roun
     }
     times.total = ms_since(plan.start);
     const bool in_run = session_.has_emitted();
-    session_.commit({pos0, n_rows, n_rows, 1, RoundKind::plain, true, options.all_logits}, emitted, times);
+    session_.commit({pos0, n_rows, n_rows, 1, RoundKind::plain, true, options.all_logits}, emitted, times,
+                    note_of(plan, {}));
     output_rows_.resize(options.all_logits ? static_cast<std::size_t>(n_rows) : 1);
     std::iota(output_rows_.begin(), output_rows_.end(), options.all_logits ? 0 : n_rows - 1);
     guard.release();
@@ -131,7 +132,7 @@ std::vector<llama_token> Engine::draft_round(llama_sampler * sampler, const Roun
         rewound = n_kept == n_rows || target_.rewind(pos0 + n_kept);
     }
     times.total = ms_since(plan.start);
-    session_.commit(record, path.emitted, times, count_copies(tree, path.kept_rows));
+    session_.commit(record, path.emitted, times, note_of(plan, path.kept_rows));
     output_rows_ = path.kept_rows;
     guard.release();
     if (!rewound) {
@@ -141,14 +142,21 @@ std::vector<llama_token> Engine::draft_round(llama_sampler * sampler, const Roun
     return path.emitted;
 }
 
-CopyCount Engine::count_copies(const DraftTree & tree, std::span<const std::int32_t> kept_rows) {
-    const auto is_copy = [](const DraftNode & node) { return node.source == NodeSource::copy; };
-    CopyCount count;
-    count.rows = static_cast<std::int32_t>(std::ranges::count_if(tree.nodes(), is_copy));
-    count.accepted = static_cast<std::int32_t>(std::ranges::count_if(kept_rows.subspan(1), [&](std::int32_t row) {
-        return is_copy(tree.nodes()[static_cast<std::size_t>(row - 1)]);
-    }));
-    return count;
+DraftNote Engine::note_of(const RoundPlan & plan, std::span<const std::int32_t> kept_rows) const {
+    DraftNote note;
+    if (plan.draft_slots > 0) {
+        note.source = DraftSource::drafter;
+    } else if (plan.tree.size() > 0) {
+        note.source = offer_.source == NodeSource::grammar ? DraftSource::grammar : DraftSource::copy;
+    }
+    for (const DraftNode & node : plan.tree.nodes()) {
+        note.copied += node.source == NodeSource::copy ? 1 : 0;
+    }
+    for (const std::int32_t row : kept_rows) {
+        const bool copied = row > 0 && plan.tree.nodes()[static_cast<std::size_t>(row - 1)].source == NodeSource::copy;
+        note.copied_accepted += copied ? 1 : 0;
+    }
+    return note;
 }
 
 void Engine::observe_draft(const RoundPlan & plan, const Walk & path, std::int32_t pos0, const RoundTimes & times,

@@ -46,7 +46,7 @@ void Session::append(std::span<const llama_token> tokens) {
 }
 
 void Session::commit(const DecodeRecord & record, std::span<const llama_token> emitted, const RoundTimes & times,
-                     const CopyCount & copies) {
+                     const DraftNote & draft) {
     assert(record.pos0 == n_decoded_);
     if (record.kind == RoundKind::draft) {
         tokens_.resize(static_cast<std::size_t>(record.pos0) +
@@ -55,7 +55,7 @@ void Session::commit(const DecodeRecord & record, std::span<const llama_token> e
     tokens_.insert(tokens_.end(), emitted.begin(), emitted.end());
     n_decoded_ += record.n_kept;
     records_.push_back(record);
-    notes_.push_back({records_.size() - 1, record.kind == RoundKind::draft ? record.n_rows - 1 : 0, copies, times});
+    notes_.push_back({records_.size() - 1, record.kind == RoundKind::draft ? record.n_rows - 1 : 0, draft, times});
 }
 
 std::int32_t Session::truncate(std::int32_t n) {
@@ -164,9 +164,9 @@ RunStats Session::stats() const {
         stats.draft_n += note.drafted;
         const std::int32_t accepted = record.n_emitted - 1;
         stats.draft_n_accepted += accepted;
-        stats.copy_rounds += note.copies.rows > 0 ? 1 : 0;
-        stats.copy_n_accepted += std::min(note.copies.accepted, accepted);  // a cut may have taken some
-        const auto depth = static_cast<std::size_t>(record.depth());
+        stats.copy_rounds += note.draft.copied > 0 ? 1 : 0;
+        stats.copy_n_accepted += std::min(note.draft.copied_accepted, accepted);  // a cut may have taken some
+        const std::size_t depth = record.nodes_by_depth().size();
         stats.accepted_per_slot.resize(std::max(stats.accepted_per_slot.size(), depth), 0);
         for (std::int32_t slot = 0; slot < accepted; ++slot) {
             ++stats.accepted_per_slot[static_cast<std::size_t>(slot)];
@@ -175,6 +175,18 @@ RunStats Session::stats() const {
     stats.plain_round_ms = median(plain);
     stats.draft_round_ms = median(draft);
     return stats;
+}
+
+std::vector<RoundReport> Session::rounds() const {
+    std::vector<RoundReport> out;
+    for (const RoundNote & note : notes_) {
+        const DecodeRecord & record = records_[note.record];
+        if (record.n_emitted > 0) {
+            const bool drafted = record.kind == RoundKind::draft;
+            out.push_back({note.draft.source, drafted ? record.nodes_by_depth() : std::vector<std::int32_t>{}});
+        }
+    }
+    return out;
 }
 
 }  // namespace dflash

@@ -70,8 +70,8 @@ TEST_CASE("a tree round counts its depth as slots and its rows as drafted") {
     CHECK(stats.draft_n == 5);
     CHECK(stats.draft_n_accepted == 3);
     CHECK(stats.accepted_per_slot == std::vector<std::int32_t>{1, 1, 1});
-    CHECK(tree(0, shape()).depth() == 3);
-    CHECK(batch(0, 8, 3).depth() == 7);
+    CHECK(tree(0, shape()).nodes_by_depth() == std::vector<std::int32_t>{2, 2, 1});
+    CHECK(batch(0, 4, 3).nodes_by_depth() == std::vector<std::int32_t>{1, 1, 1});
 }
 
 TEST_CASE("a cut shortens the kept path of a tree") {

@@ -328,3 +328,32 @@ TEST_CASE("drafter: refuses missing tensors, wrong shapes and wrong types") {
                   "tokenizer.ggml.tokens", "empty");
     check_refused(with("tokenizer.ggml.tokens", 3), "tokenizer.ggml.tokens", "expected an array");
 }
+
+TEST_CASE("drafter: takes the planner's priors, and passes over those that it cannot use") {
+    constexpr const char * key = "dflash_local.acceptance";
+    const std::vector<float> good{1.0F, 1.0F, 0.1F, 1.2F, 0.0F, 0.0F, 1.0F, 0.0F, 0.5F, 0.0F};
+    CHECK(read(tiny_drafter()).acceptance.empty());
+    CHECK(read(tiny_drafter()).acceptance_problem.empty());
+    const DrafterSpec spec = read(tiny_drafter().numbers<float>(key, t_f32, good));
+    CHECK(spec.acceptance == good);
+    CHECK(spec.acceptance_problem.empty());
+
+    const auto problem = [](const GgufBytes & bytes) {
+        const DrafterSpec found = read(bytes);
+        CHECK(found.acceptance.empty());
+        return found.acceptance_problem;
+    };
+    const auto spoilt = [&](std::size_t at, float value) {
+        std::vector<float> values = good;
+        values.at(at) = value;
+        return problem(tiny_drafter().numbers<float>(key, t_f32, values));
+    };
+    CHECK(spoilt(0, 2.0F).find("version 2") != std::string::npos);
+    CHECK(spoilt(1, 2.0F).find("10 values for 2") != std::string::npos);
+    CHECK(spoilt(3, std::numeric_limits<float>::quiet_NaN()).find("not a number from") != std::string::npos);
+    CHECK(spoilt(3, 1e9F).find("not a number from") != std::string::npos);
+    CHECK(problem(tiny_drafter().f32(key, 1.0F)).find("no array") != std::string::npos);
+    CHECK(problem(tiny_drafter().numbers<float>(key, t_f32, std::vector<float>(137, 0.0F))).find("at most 136") !=
+          std::string::npos);
+    CHECK(problem(tiny_drafter().texts(key, {"1"})).find(key) != std::string::npos);
+}

@@ -47,6 +47,25 @@ void check_identity(const RunStats & stats) {
 
 }  // namespace
 
+TEST_CASE("rounds tell what they were drafted from") {
+    Session session(0);
+    session.begin(Tokens{1, 2, 3}, true);
+    plain(session, 10);
+    session.commit(record(session, 4, 2, 2, RoundKind::draft), Tokens{11, 12}, {},
+                   {.source = DraftSource::copy, .copied = 3, .copied_accepted = 1});
+    session.commit(record(session, 1, 1, 1, RoundKind::plain), Tokens{13}, {}, {.source = DraftSource::drafter});
+    const std::vector<RoundReport> rounds = session.rounds();
+    REQUIRE(rounds.size() == 3);
+    CHECK(rounds[0].source == DraftSource::none);
+    CHECK(rounds[0].nodes.empty());
+    CHECK(rounds[1].source == DraftSource::copy);
+    CHECK(rounds[1].nodes == std::vector<std::int32_t>{1, 1, 1});
+    CHECK(rounds[2].source == DraftSource::drafter);
+    CHECK(rounds[2].nodes.empty());
+    CHECK(session.stats().copy_rounds == 1);
+    CHECK(session.stats().copy_n_accepted == 1);
+}
+
 TEST_CASE("counters follow the rounds") {
     const Session session = sample_session();
     const RunStats stats = session.stats();

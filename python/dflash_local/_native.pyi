@@ -69,8 +69,9 @@ def inspect(path: str) -> dict[str, Any]:
     n_embd, n_vocab, n_tensors, tensor_types {name: count}, tensor_bytes {name: bytes}, problem ("" or why it cannot run
     here) and problem_field. For a target also n_ctx_train; for a drafter family, block_size, tap_inputs, mask_token_id,
     sliding_window, layer_sliding, layer_causal, own_head, own_embeddings, n_vocab_head, thinks (trained on texts with
-    thinking? None where the file does not say). Numbers are None and lists empty where there is a problem. Strings of
-    the file are printable. Raises ModelLoadError.
+    thinking? None where the file does not say), acceptance_slots (slots with priors of the planner, None: no priors),
+    acceptance_problem ("" or why the priors that it holds are not used). Numbers are None and lists empty where there
+    is a problem. Strings of the file are printable. Raises ModelLoadError.
     """
 
 def check_pair(drafter_path: str, target_path: str) -> list[PairMismatch]:
@@ -155,6 +156,37 @@ class GrammarAhead:
     def forced(self, n: int, written: Sequence[int] = ()) -> list[int]:
         """Tokens that the grammar forces; optional white space is guessed from `written`, the text before."""
 
+class DraftAcceptance:
+    """For tests and benchmarks: probabilities that candidates are taken, learned online."""
+
+    def __init__(self) -> None: ...
+    def set_priors(self, values: Sequence[float]) -> None:
+        """Weights to start from, as `priors` gives them. Raises ValueError saying what is wrong with them."""
+
+    def priors(self) -> list[float]: ...
+    def probs(self, ids: npt.NDArray[np.int32], log_probs: npt.NDArray[np.float32]) -> list[float]:
+        """Of candidates as `Drafter.propose` gives them, slot by slot."""
+
+    def observe(self, ids: npt.NDArray[np.int32], log_probs: npt.NDArray[np.float32], slot: int, token: int) -> None:
+        """The target said `token` in this slot, after an accepted path."""
+
+def grow_tree(
+    ids: npt.NDArray[np.int32], probs: npt.NDArray[np.float32], *, max_nodes: int, max_leaves: int = 1
+) -> tuple[list[int], list[int]]:
+    """For tests and benchmarks: the nodes of a draft tree, likeliest paths first, as (tokens, parents); parent -1 is
+    the anchor. `probs`: [slots, top_k], at most 1 in sum per slot."""
+
+class PlanningTimes(TypedDict):
+    choose_us: float
+    plan_us: float
+    observe_us: float
+
+def time_planning(
+    *, n_slots: int = 7, top_k: int = 8, max_leaves: int = 1, chain: int = 0, n_rounds: int = 1000
+) -> PlanningTimes:
+    """For benchmarks: median microseconds of the planner's decisions in made-up rounds in which drafting pays; `chain`:
+    copied tokens on offer in every second one. Raises ValueError."""
+
 class Drafter:
     def __init__(
         self,
@@ -174,6 +206,7 @@ class Drafter:
     feature_size: int
     name: str
     device: str  # ggml's name of it
+    acceptance_problem: str  # "" or why the planner's priors in its file are not used
     def memory(self) -> DraftMemory: ...
     def propose(
         self, pos0: int, taps: npt.NDArray[np.float32], anchor: int, *, n_slots: int = 65536
@@ -270,6 +303,10 @@ class Engine:
     def stats(self) -> RunStats: ...
     def rounds(self) -> list[tuple[int, int]]:
         """The run's rounds: (rows decoded, tokens emitted); the prompt's first token is (1, 1)."""
+    def drafted(self) -> list[tuple[str, list[int]]]:
+        """Of each of these what it was drafted from, and the nodes verified at depths 1, 2, ...: "plain", "copy",
+        "grammar" (forced text), or "drafter" wherever a draft pass was made, one that had nothing verified too. Rounds
+        that a restored state brought are left out."""
     def replay(self, sampler: int) -> Replay:
         """Proof: decodes the whole conversation anew in the same chunks, row counts and trees, dummy rows in the place
         of rejected ones, with a fresh sampler of the same settings; counts equal ids. The conversation is restored."""
@@ -288,5 +325,7 @@ class Engine:
         already, DecodeError, Cancelled, KeyboardInterrupt."""
     def set_costs(self, table: CostTable) -> None:
         """What rounds cost here, as a prior. Raises ValueError naming the key at fault."""
+    def acceptance(self) -> list[float]:
+        """For tests and benchmarks: what the planner has learned of the drafter, as `DraftAcceptance.priors`."""
     def costs(self) -> CostTable:
         """What rounds cost as far as it was learned, the load of now taken out; no widths: nothing is known."""

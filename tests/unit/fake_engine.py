@@ -206,6 +206,9 @@ class FakeEngine:
     def rounds(self) -> list[tuple[int, int]]:
         return [(r.rows, r.emitted) for r in self._rounds]
 
+    def drafted(self) -> list[tuple[str, list[int]]]:
+        return [("copy" if r.draft else "plain", [1] * (r.rows - 1)) for r in self._rounds]
+
     def replay(self, sampler: int) -> Any:
         n = sum(r.emitted for r in self._rounds)
         return {"tokens": n, "exact": n, "first_mismatch": -1}

@@ -126,7 +126,7 @@ class Engine {
     std::vector<llama_token> plain_round(llama_sampler * sampler, const RoundOptions & options, const RoundPlan & plan);
     std::vector<llama_token> draft_round(llama_sampler * sampler, const RoundOptions & options, const RoundPlan & plan);
     Walk walk_tree(llama_sampler * sampler, const RoundOptions & options, const DraftTree & tree);
-    [[nodiscard]] static CopyCount count_copies(const DraftTree & tree, std::span<const std::int32_t> kept_rows);
+    [[nodiscard]] DraftNote note_of(const RoundPlan & plan, std::span<const std::int32_t> kept_rows) const;
     void observe_draft(const RoundPlan & plan, const Walk & path, std::int32_t pos0, const RoundTimes & times,
                        const RoundOptions & options);
     [[nodiscard]] bool ends_text(llama_token token) const;

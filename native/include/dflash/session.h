@@ -38,7 +38,8 @@ struct DecodeRecord {
     [[nodiscard]] std::int32_t kept_row(std::int32_t i) const {
         return tree.parents.empty() ? i : tree.kept_rows[static_cast<std::size_t>(i)];
     }
-    [[nodiscard]] std::int32_t depth() const noexcept;  // of the tree, the anchor not counted
+    /// Nodes decoded at depths 1, 2, ... below the anchor.
+    [[nodiscard]] std::vector<std::int32_t> nodes_by_depth() const;
 };
 
 /// How many leading positions a restored memory has in the cells they were decoded into: llama.cpp gives a batch the
@@ -56,10 +57,20 @@ struct RoundTimes {
     double total = 0.0;
 };
 
-/// Rows of a draft round that were copies of what stands in the text.
-struct CopyCount {
-    std::int32_t rows = 0;
-    std::int32_t accepted = 0;
+/// Where the rows of a round came from. `drafter` wherever a draft pass was made, one that had nothing verified too.
+enum class DraftSource : std::uint8_t { none, copy, grammar, drafter };
+
+/// What a round was drafted from, and how many of its rows were copies of what stands in the text.
+struct DraftNote {
+    DraftSource source = DraftSource::none;
+    std::int32_t copied = 0;
+    std::int32_t copied_accepted = 0;
+};
+
+/// One round of the current run.
+struct RoundReport {
+    DraftSource source = DraftSource::none;
+    std::vector<std::int32_t> nodes;  // verified at depths 1, 2, ...
 };
 
 struct RunStats {
@@ -103,7 +114,7 @@ class Session {
     void append(std::span<const llama_token> tokens);
     /// Commits one decode: `n_kept` of its rows, then the emitted tokens, and its times.
     void commit(const DecodeRecord & record, std::span<const llama_token> emitted, const RoundTimes & times,
-                const CopyCount & copies = {});
+                const DraftNote & draft = {});
     /// A token that the walk in progress has accepted: visible in tokens() until commit() or drop_walked().
     void show_walked(llama_token token) { tokens_.push_back(token); }
     void drop_walked(std::int32_t n_tokens) { tokens_.resize(static_cast<std::size_t>(n_tokens)); }
@@ -119,6 +130,8 @@ class Session {
     [[nodiscard]] bool has_emitted() const;
     /// The first token comes out of the prompt's last batch: that round's time counts as the prompt's.
     [[nodiscard]] RunStats stats() const;
+    /// Every round of the current run, the one with the prompt's first token too; none that a restored state brought.
+    [[nodiscard]] std::vector<RoundReport> rounds() const;
 
     /// Tokens, decode records, pending features and the drafter's context; not the target's K/V.
     [[nodiscard]] std::vector<std::byte> save() const;
@@ -137,7 +150,7 @@ class Session {
     struct RoundNote {
         std::size_t record;
         std::int32_t drafted;  // rows beyond the anchor
-        CopyCount copies;
+        DraftNote draft;
         RoundTimes times;
     };
 
