@@ -17,7 +17,7 @@ from fake_engine import text_tokens
 
 from dflash_local.bench.compare import DRAFT, OTHER_PLAIN, PLAIN, Comparison, Measured, Settings, top_margin
 from dflash_local.bench.costs import fit_to
-from dflash_local.bench.local import FixedEngine, LocalSide, note_memory, run_together
+from dflash_local.bench.local import Drafted, FixedEngine, LocalSide, forced, note_memory, run_together
 from dflash_local.bench.oracle import Costs
 from dflash_local.bench.peer import PREFIX, PeerError
 from dflash_local.bench.runs import Round, Run, Task
@@ -33,6 +33,7 @@ class FakeEngine:
     """Takes evals; its logits say that token 2 leads token 1 by half."""
 
     n_batch: int = 4
+    max_leaves: int = 1
     evals: list[tuple[int, ...]] = field(default_factory=list)
     resets: int = 0
 
@@ -189,21 +190,32 @@ def test_drafts_see_the_features_before_their_anchor() -> None:
 
     def propose(pos0: int, taps: npt.NDArray[np.float32], anchor: int) -> tuple[Any, Any]:
         seen.append((len(taps), anchor))
-        return np.array([[anchor + 1, 0], [anchor + 2, 0]]), None
+        ids = np.array([[anchor + 1, 0], [0, anchor + 2]], np.int32)
+        return ids, np.log(np.array([[0.6, 0.3], [0.5, 0.4]], np.float32))
 
     engine: Any = FakeEngine()
     drafter: Any = SimpleNamespace(propose=propose, block_size=3)
-    assert list(FixedEngine(engine, drafter).drafts((1, 2, 3), (7, 8, 9))) == [[8, 9], [9, 10]]
+    assert list(FixedEngine(engine, drafter).drafts((1, 2, 3), (7, 8, 9))) == [Drafted(1, ()), Drafted(1, ())]
     assert seen == [(3, 7), (4, 8)]
     assert engine.evals == [(1, 2, 3, 7), (8,)]
-    assert list(FixedEngine(engine, None).drafts((1,), (7, 8))) == [[]]
+    assert list(FixedEngine(engine, None).drafts((1,), (7, 8))) == [Drafted(0, ())]
+    # In a tree the second choice of the second slot comes after both firsts and the first slot's second: 0.24 of 0.3.
+    engine.max_leaves = 4
+    first, second = FixedEngine(engine, drafter).drafts((1, 2, 3), (7, 8, 9))
+    assert (first, second) == (Drafted(1, (2, 5)), Drafted(1, (2,)))
+
+
+def test_without_a_grammar_nothing_is_forced() -> None:
+    side: Any = SimpleNamespace()
+    assert forced(side, task("a"), (1, 2, 3)) == [0, 0, 0]
 
 
 def test_costs_are_fitted_to_the_plain_runs() -> None:
-    costs = Costs({1: 10.0, 2: 15.0}, {1: 4.0}, 9.0)
+    costs = Costs({1: 10.0, 2: 15.0}, {1: 4.0}, 9.0, {2: 0.5})
     runs = [Run(3, 40.0, rounds=(Round(1, 1, 18.0, 0.0, 1.0), Round(1, 1, 22.0, 0.0, 2.0)))]
     fitted = fit_to(costs, runs)
     assert (fitted.batch(2), fitted.draft(1), fitted.rest_ms) == (pytest.approx(30.0), pytest.approx(8.0), 1.5)
+    assert fitted.tree(2) == pytest.approx(31.0)
     assert fit_to(costs, [Run(1, 0.0)]) == costs
 
 
@@ -219,6 +231,9 @@ def test_rounds_come_from_running_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def rounds(self) -> list[tuple[int, int]]:
             return [(1, 1), (4, 3), (1, 1)]
+
+        def drafted(self) -> list[tuple[str, list[int]]]:
+            return [("plain", []), ("drafter", [2, 1]), ("plain", [])]
 
     class Generated:
         def __iter__(self) -> Any:
@@ -241,7 +256,9 @@ def test_rounds_come_from_running_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = Engine()
     runtime: Any = None
     side = LocalSide("s", engine, runtime, None, "off", 0)
-    assert side.run(task("a")).rounds == (Round(4, 3, 10.0, 5.0, 1.5), Round(1, 1, 8.0, 0.0, 1.0))
+    tree = Round(4, 3, 10.0, 5.0, 1.5, "drafter", (2, 1))
+    assert side.run(task("a")).rounds == (tree, Round(1, 1, 8.0, 0.0, 1.0))
+    assert tree.ms == 16.5
 
 
 def test_memory_is_told_where_it_is_known() -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from dflash_local._errors import ContextOverflow, Error, GrammarError
 from dflash_local.bench.costs import fit_to, measure_costs
 from dflash_local.bench.figures import first_difference
-from dflash_local.bench.local import FixedEngine, Local, LocalSide, agreeing, copies, run_together
-from dflash_local.bench.oracle import Best, Costs, fastest
+from dflash_local.bench.local import FixedEngine, Local, LocalSide, copies, forced, run_together
+from dflash_local.bench.oracle import CHAIN, COPY, FORCED, TREE, Best, Costs, chain_rows, fastest
 from dflash_local.bench.peer import PREFIX, Peer, PeerError
 from dflash_local.bench.runs import Run, Side, Task
 from dflash_local.bench.suite import Prompt
@@ -44,15 +44,18 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """The least time for the draft side's text, and the costs it paid."""
+    """The least time for the draft side's text, the least with a drafter whose every block is right (None: no drafter),
+    and the costs they paid."""
 
     best: Best
     n_tokens: int
     costs: Costs
+    perfect: Best | None = None
 
     @property
-    def tps(self) -> float | None:
-        return 1e3 * (self.n_tokens - 1) / self.best.ms if self.best.ms > 0 else None
+    def plain_ms(self) -> float:
+        """What plain rounds take for the same text at these costs."""
+        return (self.n_tokens - 1) * ((self.costs.batch(1) or 0.0) + self.costs.rest_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +161,17 @@ class Comparison:
     def _oracle(self, fixed: FixedEngine, task: Task, draft: Run, plain: Sequence[Run]) -> Oracle:
         costs = fit_to(measure_costs(fixed, self.plain, task), plain)
         text = draft.tokens or ()
-        drafted = [agreeing(chain, text[i + 1 :]) for i, chain in enumerate(fixed.drafts(task.ids, text))]
-        copied = copies(task.ids, text, max(costs.target_ms) - 1)
-        best = fastest(len(text), drafted, copied, costs)
-        return Oracle(best, len(text), costs)
+        given = {
+            COPY: [chain_rows(n) for n in copies(task.ids, text, max(costs.target_ms) - 1)],
+            FORCED: [chain_rows(n) for n in forced(self.plain, task, text)],
+        }
+        drafted = list(fixed.drafts(task.ids, text))
+        offers = given | {CHAIN: [chain_rows(at.chain) for at in drafted], TREE: [at.tree for at in drafted]}
+        best, perfect = fastest(len(text), offers, costs), None
+        if fixed.block_size > 1:
+            right = [chain_rows(fixed.block_size - 1)] * len(text)
+            perfect = fastest(len(text), given | {CHAIN: right}, costs)
+        return Oracle(best, len(text), costs, perfect)
 
 
 def top_margin(side: LocalSide, tokens: Sequence[int]) -> float:

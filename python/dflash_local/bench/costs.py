@@ -1,4 +1,4 @@
-"""Times of target batches and draft passes at one prompt's context, taken in rounds of forced widths."""
+"""Times of target batches, trees and draft passes at one prompt's context, taken in rounds of forced widths."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dflash_local.generation import SamplerLike
 from dflash_local.sampling import SamplingParams
 
 WIDE_ROWS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)  # of copies, where they are longer than a block
+TREE_ROWS = (4, 8, 16, 32)
 REPEATS = 5
 
 
@@ -22,6 +23,7 @@ def measure_costs(fixed: FixedEngine, side: LocalSide, task: Task) -> Costs:
     engine = fixed.engine
     block = fixed.block_size
     rounds: dict[int, list[tuple[float, ...]]] = {slots: [] for slots in range(block)}
+    trees: dict[int, list[float]] = {}
     wide: dict[int, list[float]] = {rows: [] for rows in WIDE_ROWS if block < rows <= engine.n_batch}
     room = engine.n_ctx - len(task.ids) - 1
     # Greedy: undone rounds must not leave a grammar or a penalty behind them.
@@ -40,18 +42,28 @@ def measure_costs(fixed: FixedEngine, side: LocalSide, task: Task) -> Costs:
             for rows, ms in wide.items():
                 if rows < room:
                     ms.append(engine.time_batch(rows))
+            if block > 1 and engine.max_leaves > 1:
+                for rows in TREE_ROWS:
+                    if rows < room:
+                        tree = _timed(engine, sampler.address, rows - 1, engine.max_leaves)
+                        trees.setdefault(engine.rounds()[-1][0], []).append(tree[0])
+                        engine.truncate(n)
     finally:
         sampler.close()
     target = {slots + 1: _median(times, 0) for slots, times in rounds.items() if times}
     target |= {rows: statistics.median(ms) for rows, ms in wide.items() if ms}
     draft = {slots: _median(times, 1) for slots, times in rounds.items() if slots and times}
     rest = statistics.median(ms[2] + ms[3] for ms in rounds[0])
-    return Costs(dict(sorted(target.items())), draft, rest)
+    # Above a chain of as many rows; never below it, which only noise can be.
+    more = {
+        rows: max(0.0, statistics.median(ms) - target[rows]) for rows, ms in sorted(trees.items()) if rows in target
+    }
+    return Costs(dict(sorted(target.items())), draft, rest, more)
 
 
-def _timed(engine: Any, sampler: int, slots: int) -> tuple[float, ...]:
+def _timed(engine: Any, sampler: int, rows: int, leaves: int = 1) -> tuple[float, ...]:
     before = engine.stats()
-    engine.round(sampler, draft_rows=slots)
+    engine.round(sampler, draft_rows=rows, draft_leaves=leaves)
     after = engine.stats()
     return tuple(after[name] - before[name] for name in TIMES)
 

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from dflash_local._native_loader import native
 from dflash_local.bench.figures import first_difference
+from dflash_local.bench.oracle import tree_rows
 from dflash_local.bench.runs import Round, Run, Task
 from dflash_local.generation import AUTO_ROWS, SamplerLike, VocabLike, generate
-from dflash_local.memory import check_context_fits, kv_bytes
+from dflash_local.memory import MAX_LEAVES, check_context_fits, kv_bytes
 from dflash_local.runtime import make_context_params
 from dflash_local.sampling import SamplingParams
 from dflash_local.tune import FLASH_OFF, FLASH_ON
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dflash_local.runtime import Runtime
 
 TURN = 16  # tokens
+MAX_NODES, MAX_FORCED = 63, 16  # of a round, as the engine has them
 TIMES = ("target_ms", "draft_ms", "sample_ms", "other_ms")
 
 
@@ -99,7 +101,7 @@ class Answer:
             draft_n=stats["draft_n"],
             draft_n_accepted=stats["draft_n_accepted"],
             accepted_per_slot=tuple(stats["accepted_per_slot"]),
-            rounds=_rounds(self._engine.rounds(), self._times),
+            rounds=_rounds(self._engine.rounds(), self._engine.drafted(), self._times),
         )
 
 
@@ -119,12 +121,23 @@ def run_together(sides: Sequence[LocalSide], task: Task) -> list[Run]:
     return [answer.result for answer in answers]
 
 
-def _rounds(shapes: list[tuple[int, int]], sums: list[tuple[float, ...]]) -> tuple[Round, ...]:
+def _rounds(
+    shapes: list[tuple[int, int]], drafted: list[tuple[str, list[int]]], sums: list[tuple[float, ...]]
+) -> tuple[Round, ...]:
     """Rounds from the engine's running sums; the first, whose batch is the prompt's, is left out."""
-    return tuple(
-        Round(rows, emitted, now[0] - before[0], now[1] - before[1], now[2] + now[3] - before[2] - before[3])
-        for (rows, emitted), before, now in zip(shapes[1:], sums, sums[1:], strict=False)
-    )
+    found = []
+    for (rows, emitted), (source, nodes), before, now in zip(shapes[1:], drafted[1:], sums, sums[1:], strict=False):
+        target, draft, sample, other = (b - a for a, b in zip(before, now, strict=True))
+        found.append(Round(rows, emitted, target, draft, sample + other, source, tuple(nodes)))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What the drafter offers at one place of a known text."""
+
+    chain: int
+    tree: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +151,11 @@ class FixedEngine:
     def block_size(self) -> int:
         return self.drafter.block_size if self.drafter is not None else 1
 
-    def drafts(self, ids: tuple[int, ...], text: tuple[int, ...]) -> Iterator[list[int]]:
-        """For each token of the text but the last the top-1 chain that the drafter would propose after it."""
+    def drafts(self, ids: tuple[int, ...], text: tuple[int, ...]) -> Iterator[Drafted]:
+        """For each token of the text but the last what the drafter offers after it: of its top-1 chain the leading
+        tokens that the text agrees with, and the rows of the trees that hold 1, 2, ... of them."""
         if self.drafter is None:
-            yield from ([] for _ in text[:-1])
+            yield from (Drafted(0, ()) for _ in text[:-1])
             return
         engine, tokens = self.engine, [*ids, *text[:-1]]
         engine.reset()
@@ -151,8 +165,29 @@ class FixedEngine:
             taps.append(engine.taps())
         features = np.concatenate(taps)
         for i, anchor in enumerate(text[:-1]):
-            chain, _ = self.drafter.propose(0, features[: len(ids) + i], anchor)
-            yield chain[:, 0].tolist()
+            found, log_probs = self.drafter.propose(0, features[: len(ids) + i], anchor)
+            left, leaves = text[i + 1 :], self.engine.max_leaves
+            rows: Sequence[int] = ()
+            if leaves > 1:
+                tree = native.grow_tree(found, np.exp(log_probs), max_nodes=MAX_NODES, max_leaves=leaves)
+                rows = tree_rows(*tree, left)
+            yield Drafted(agreeing(found[:, 0].tolist(), left), tuple(rows))
+
+
+def forced(side: LocalSide, task: Task, text: tuple[int, ...]) -> list[int]:
+    """For each token of the text how many of those after it the prompt's grammar forces."""
+    counts = [0] * len(text)
+    if task.params.grammar is None:
+        return counts
+    sampler = side.runtime.new_sampler(task.params)
+    try:
+        ahead = native.GrammarAhead(sampler.address, side.runtime.vocab.address)
+        for i, token in enumerate(text[:-1]):
+            ahead.accept(token)
+            counts[i] = agreeing(ahead.forced(MAX_FORCED, [*task.ids, *text[: i + 1]]), text[i + 1 :])
+    finally:
+        sampler.close()
+    return counts
 
 
 def copies(ids: tuple[int, ...], text: tuple[int, ...], limit: int) -> list[int]:
@@ -221,10 +256,12 @@ class Local:
 
     def fixed(self) -> FixedEngine:
         """An engine of its own, so that the planner of the runtime's never sees forced widths."""
-        pair, params, drafter = self.runtime.pair, self.params(), None
+        pair, drafter = self.runtime.pair, None
+        params: Any = self.params()
         if pair.drafter is not None:
             n_threads, model = self.runtime.tuning.n_threads, self.runtime.model.model
             drafter = native.Drafter(str(pair.drafter), str(pair.target), model, n_threads=n_threads, device="auto")
+            params.n_seq_max = MAX_LEAVES  # its trees are timed
         return FixedEngine(self._engine(params, drafter), drafter)
 
     def fixed_side(self, fixed: FixedEngine, width: int) -> LocalSide:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local._errors import Error
+from dflash_local.bench.rounds import add_slots, tokens_by_slot
 from dflash_local.bench.table import title
 
 INK, SOFT, GRID, PALE = "#1f2933", "#7b8794", "#e4e7eb", "#a9c7e4"
@@ -120,43 +121,34 @@ def _slots(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
             lines.setdefault(f"{widest} rows, fixed", []).append(row["fixed"][widest]["slots"])
     ax.set_title("Acceptance by slot (line), tokens per round up to it (bars)", loc="left")
     ax.set_xlabel("slot of the block")
-    ax.set_ylabel("accepted of verified")
+    ax.set_ylabel("accepted of the rounds that verified it")
     ax.set_ylim(0, 1)
     right = ax.twinx()
     right.spines[["top"]].set_visible(False)
     right.set_ylabel("tokens per round", color=SOFT)
     right.tick_params(colors=SOFT)
-    drawn: list[tuple[str, list[float], str]] = []
+    drawn: list[tuple[str, list[float], list[float], str]] = []
     for (label, groups), color in zip(lines.items(), (DRAFT, OTHER), strict=False):
-        rates = _rates(groups)
-        if rates:
-            drawn.append((label, rates, color))
+        slots = add_slots(groups)
+        if slots:
+            drawn.append((label, [slot[2] / slot[0] for slot in slots], tokens_by_slot(slots), color))
     if not drawn:
         ax.text(0.5, 0.5, "nothing was drafted", transform=ax.transAxes, ha="center", color=SOFT)
         right.set_axis_off()
         return
     # Bars of the longest line: it has seen every slot.
-    label, rates, _ = max(drawn, key=lambda line: len(line[1]))
-    sums = [1 + sum(rates[: i + 1]) for i in range(len(rates))]
+    sums = max((line[2] for line in drawn), key=len)
     right.bar(range(1, len(sums) + 1), sums, 0.6, color=GRID, zorder=0)
     right.set_ylim(0, max(sums) * 1.25)
     ax.set_zorder(right.get_zorder() + 1)
     ax.patch.set_visible(False)
-    for label, rates, color in drawn:
+    for label, rates, _, color in drawn:
         ax.plot(range(1, len(rates) + 1), rates, marker="o", color=color, label=label)
-    n_slots = max(len(rates) for _, rates, _ in drawn)
+    n_slots = max(len(rates) for _, rates, _, _ in drawn)
     if n_slots <= 24:
         ax.set_xticks(range(1, n_slots + 1))
     ax.grid(False, axis="x")
     ax.legend(frameon=False, fontsize=8, loc="upper right")
-
-
-def _rates(groups: Sequence[Sequence[Sequence[int]]]) -> list[float]:
-    """Accepted of verified by slot over all prompts."""
-    n_slots = max((len(group) for group in groups), default=0)
-    tried = [sum(group[slot][0] for group in groups if slot < len(group)) for slot in range(n_slots)]
-    taken = [sum(group[slot][1] for group in groups if slot < len(group)) for slot in range(n_slots)]
-    return [b / a for a, b in zip(tried, taken, strict=True) if a]
 
 
 def _costs(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:

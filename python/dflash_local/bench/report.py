@@ -6,16 +6,17 @@ import json
 import math
 import os
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dflash_local._atomic import write_atomic
 from dflash_local._errors import Error
-from dflash_local._interrupt import held_interrupt
-from dflash_local.bench.compare import DRAFT, OTHER_PLAIN, PLAIN, Measured, Oracle
+from dflash_local.bench.compare import DRAFT, OTHER_PLAIN, PLAIN, Measured
 from dflash_local.bench.figures import geomean, paired_ratio
+from dflash_local.bench.left import oracle_row, oracle_summary
 from dflash_local.bench.peer import PREFIX
+from dflash_local.bench.rounds import add_sources, by_source, slots_of
 from dflash_local.bench.runs import Run, tokens_per_round
 
 Row = dict[str, Any]
@@ -87,6 +88,7 @@ def make_row(measured: Measured) -> Row:
         "plain_rounds": [run.plain_rounds for run in draft],
         "draft_n": [run.draft_n for run in draft],
         "draft_n_accepted": [run.draft_n_accepted for run in draft],
+        "sources": by_source(draft),
         "slots": _slots(draft),
         "rounds_by_rows": _by_rows(draft),
         "text": draft[0].text[:SAMPLE],
@@ -101,7 +103,12 @@ def make_row(measured: Measured) -> Row:
     if peers:
         row["peers"] = {name.removeprefix(PREFIX): _peer(runs, plain) for name, runs in peers.items()}
     if measured.oracle is not None:
-        row["oracle"] = _oracle(measured.oracle, draft[0].tps, row["plain_tps"])
+        same = measured.runs[PLAIN]
+        # Sampled texts differ from seed to seed, and the oracle has seen the first.
+        pairs = len(draft) if measured.task.params.temperature == 0.0 else 1
+        speedup = _versus(draft[:pairs], same[:pairs])["speedup"]
+        baseline = (_median(_tps(same)) or 0.0) / (row["plain_tps"] or 1.0)
+        row["oracle"] = oracle_row(measured.oracle, speedup, baseline, draft[0], same[0])
     return row
 
 
@@ -114,11 +121,7 @@ def _peer(runs: Sequence[Run], plain: Sequence[Run]) -> Row:
 
 
 def _slots(runs: Sequence[Run]) -> list[list[int]]:
-    """By slot: how often it was verified, and how often accepted."""
-    n_slots = max((one.rows - 1 for run in runs for one in run.rounds), default=0)
-    tried = [sum(one.rows > slot + 1 for run in runs for one in run.rounds) for slot in range(n_slots)]
-    taken = [sum(sum(run.accepted_per_slot[slot : slot + 1]) for run in runs) for slot in range(n_slots)]
-    return [[a, b] for a, b in zip(tried, taken, strict=True)]
+    return slots_of(one for run in runs for one in run.rounds)
 
 
 def _by_rows(runs: Sequence[Run]) -> dict[str, Row]:
@@ -135,19 +138,6 @@ def _by_rows(runs: Sequence[Run]) -> dict[str, Row]:
             "draft_ms": statistics.median(one.draft_ms for one in group),
         }
         for rows, group in sorted(groups.items())
-    }
-
-
-def _oracle(oracle: Oracle, draft_tps: float | None, plain_tps: float | None) -> Row:
-    tps = oracle.tps
-    return {
-        "tps": tps,
-        "speedup": tps / plain_tps if tps and plain_tps else None,
-        "share": draft_tps / tps if tps and draft_tps else None,
-        "rounds": dict(oracle.best.rounds),
-        "target_ms": {str(rows): ms for rows, ms in oracle.costs.target_ms.items()},
-        "draft_ms": {str(slots): ms for slots, ms in oracle.costs.draft_ms.items()},
-        "rest_ms": oracle.costs.rest_ms,
     }
 
 
@@ -190,6 +180,7 @@ def summarize(rows: Sequence[Row]) -> Row:
         "identical_share": statistics.fmean(row["identical"] for row in rows) if rows else None,
         "plain_tps": geomean(values(compared, "plain_tps")),
         "draft_tps": geomean(values(compared, "draft_tps")),
+        "sources": add_sources(row["sources"] for row in rows),
     }
     if any("fixed" in row for row in rows):
         found["fixed"] = _fixed(rows)
@@ -197,8 +188,7 @@ def summarize(rows: Sequence[Row]) -> Row:
         best = max(("0", *found["fixed"]), key=lambda width: found["fixed"].get(width) or float(width == "0"))
         found["best_fixed"], found["best_fixed_speedup"] = int(best), found["fixed"].get(best, 1.0)
     if any("oracle" in row for row in rows):
-        found["oracle_speedup"] = geomean(values(rows, "oracle", "speedup"))
-        found["oracle_share"] = geomean(values(rows, "oracle", "share"))
+        found |= oracle_summary(rows)
     names = list(dict.fromkeys(name for row in rows for name in row.get("peers", ())))
     if names:
         found["peers"] = {name: _peer_summary(rows, name) for name in names}
@@ -251,26 +241,12 @@ def check_writable(path: Path, what: str) -> None:
         raise ReportError(f"{what} {path} cannot be written: its folder is missing or read-only", what)
 
 
-def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """Puts what `write` makes in the place of `path`, whole or not at all, Ctrl-C included. Raises ReportError."""
-    with held_interrupt():
-        try:
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-            os.close(handle)
-            try:
-                write(Path(name))
-                Path(name).chmod(0o666 & ~_umask())
-                Path(name).replace(path)
-            finally:
-                Path(name).unlink(missing_ok=True)
-        except OSError as error:
-            raise ReportError(f"{path} cannot be written: {error.strerror or error}", str(path)) from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def write_report_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Puts what `write` makes in the place of `path`, whole or not at all. Raises ReportError."""
+    try:
+        write_atomic(path, write)
+    except OSError as error:
+        raise ReportError(f"{path} cannot be written: {error.strerror or error}", str(path)) from error
 
 
 def write_json(path: Path, report: Mapping[str, Any]) -> None:
@@ -280,4 +256,4 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
     def write(temporary: Path) -> None:
         temporary.write_text(text, "utf-8")
 
-    write_atomic(path, write)
+    write_report_file(path, write)

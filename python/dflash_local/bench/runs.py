@@ -29,6 +29,12 @@ class Round:
     target_ms: float
     draft_ms: float
     rest_ms: float
+    source: str = "plain"  # what was drafted from: plain, copy, grammar, drafter
+    nodes: tuple[int, ...] = ()  # verified at depths 1, 2, ...
+
+    @property
+    def ms(self) -> float:
+        return self.target_ms + self.draft_ms + self.rest_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dflash_local._native_loader import llama_cpp
 from dflash_local.bench.compare import Comparison, Settings, make_tasks
 from dflash_local.bench.local import note_memory, open_local
 from dflash_local.bench.plot import draw
-from dflash_local.bench.report import ReportError, Row, make_report, make_row, write_atomic, write_json
+from dflash_local.bench.report import ReportError, Row, make_report, make_row, write_json, write_report_file
 from dflash_local.runtime import device_name
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run_bench(
         if outputs.json is not None:
             write_json(outputs.json, report)
         if outputs.plot is not None and rows:
-            write_atomic(outputs.plot, lambda path: draw(report, path))
+            write_report_file(outputs.plot, lambda path: draw(report, path))
     except ReportError as error:
         ended = ended or error
     return Outcome(report, ended)

@@ -10,9 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dflash_local.bench.left import AIM
+from dflash_local.bench.rounds import tokens_by_slot
 from dflash_local.chat.sanitize import clean_line
 
 N_WORST = 5
+N_SLOTS = 8  # shown of each source
 
 
 def cell(value: Any) -> str:
@@ -77,6 +80,9 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
                 for name, group in _groups(summary)
             ],
         )
+    _print_sources(summary, console)
+    if "oracle_share" in summary:
+        _print_left(summary, console)
     worst = sorted(
         (row for row in report["rows"] if row["speedup"] is not None), key=lambda row: float(row["speedup"])
     )[:N_WORST]
@@ -126,6 +132,72 @@ def _print_speed(report: Mapping[str, Any], summary: Mapping[str, Any], console:
         return found
 
     _table(console, title(report), header, [line(name, group) for name, group in _groups(summary)])
+
+
+def _print_sources(summary: Mapping[str, Any], console: Console) -> None:
+    sources: Mapping[str, Any] = summary["sources"]
+    total = sum(figures["ms"] for figures in sources.values())
+    if not total:
+        return
+    _table(
+        console,
+        "What rounds were drafted from (drafter: wherever a draft pass was made)",
+        ("source", "rounds", "tokens/round", "nodes/round", "share of time"),
+        [
+            (
+                name,
+                figures["rounds"],
+                figures["emitted"] / figures["rounds"],
+                sum(slot[1] for slot in figures["slots"]) / figures["rounds"],
+                percent(figures["ms"] / total),
+            )
+            for name, figures in sources.items()
+        ],
+    )
+    lines = [
+        (name, depth, *slot, percent(slot[2] / slot[0]), tokens)
+        for name, figures in sources.items()
+        for depth, (slot, tokens) in enumerate(
+            zip(figures["slots"][:N_SLOTS], tokens_by_slot(figures["slots"]), strict=False), 1
+        )
+    ]
+    if lines:
+        header = ("source", "slot", "rounds", "nodes", "accepted", "of rounds", "tokens/round up to it")
+        _table(console, "Chains and trees by slot (depth), rounds that verified it", header, lines)
+
+
+def _print_left(summary: Mapping[str, Any], console: Console) -> None:
+    groups = _groups(summary)
+    _table(
+        console,
+        "What is left, in shares of the draft side's time",
+        (
+            "category",
+            "of oracle",
+            "to the planner",
+            "of it wasted",
+            "of it missed",
+            "perfect drafter",
+            "to the drafter",
+        ),
+        [
+            (
+                name,
+                percent(group["oracle_share"]),
+                *(_share(group["left"][part]) for part in ("planner", "wasted", "missed")),
+                group["perfect_speedup"],
+                _share(group["left"]["drafter"]),
+            )
+            for name, group in groups
+        ],
+    )
+    known = [group["oracle_share"] for _, group in groups[:-1] if group["oracle_share"] is not None]
+    met = sum(share >= AIM for share in known)
+    console.print(Text(f"categories with {percent(AIM)} of the oracle or more: {met} of {len(known)}"))
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
 
 
 def closing_line(report: Mapping[str, Any]) -> str:
