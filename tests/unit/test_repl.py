@@ -89,6 +89,16 @@ def test_failure_is_one_line_and_the_chat_goes_on() -> None:
     ]
 
 
+def test_a_mistyped_command_in_a_pipe_is_said_and_told_by_the_exit_code() -> None:
+    chat = Chat(["a", "b"])
+    assert chat.pipe("one\n/sav file\ntwo\n") == 1
+    assert chat.err.getvalue() == (
+        "error: no command /sav, did you mean /save? /help lists them, a space before / sends the line as text\n"
+    )
+    assert chat.session.totals.answers == 2
+    assert chat.type("/sav file", "/exit") == 0
+
+
 def test_slash_after_a_space_is_text() -> None:
     chat = Chat(["a"])
     assert chat.pipe(" /help\n") == 0

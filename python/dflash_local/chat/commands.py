@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from dflash_local.chat.screen import Screen
@@ -124,7 +125,9 @@ def run_command(session: ChatSession, line: str, screen: Screen) -> None:
     name, _, argument = line.strip().partition(" ")
     command = COMMANDS.get(name)
     if command is None:
-        raise UsageError(f"no command {name}; /help lists them, a space before / sends the line as text")
+        near = get_close_matches(name, COMMANDS, n=1)
+        meant = f", did you mean {near[0]}?" if near else ";"
+        raise UsageError(f"no command {name}{meant} /help lists them, a space before / sends the line as text")
     if argument.strip() and not command.argument:
         raise UsageError(f"{name} takes nothing after it")
     command.run(session, argument.strip(), screen)

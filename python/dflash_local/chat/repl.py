@@ -58,7 +58,10 @@ def piped_messages(lines: TextIO) -> Iterator[str]:
 
 
 def chat_piped(session: ChatSession, lines: TextIO, screen: Screen) -> int:
-    """Answers each message of a pipe; returns 0, or 1 where one of them failed. An interrupt passes through."""
+    """Answers each message of a pipe; an interrupt passes through.
+
+    Returns 0, or 1 where a message or a command failed, one that does not exist too: a script must be able to tell that
+    something it asked for was not done."""
     messages = piped_messages(lines)
     while True:
         try:
