@@ -186,6 +186,8 @@ def _make_engine(model: LlamaModel, context_params: Any, pair: Pair, notify: Not
                 n_threads=context_params.n_threads,
                 device="auto",
             )
+            if drafter.acceptance_problem:
+                notify(f"warning: the drafter's priors of acceptance are not used: {drafter.acceptance_problem}")
             context_params.n_seq_max, context_params.kv_unified = MAX_LEAVES, True
             return native.Engine(model.model, address, drafter, copies=pair.copies), pair
         except Error as error:

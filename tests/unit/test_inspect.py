@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local.cli.inspect import inspect_files, quantization, taps_in_words
-from gguf_factory import BOOL, GGML_I64, GGML_Q8_0, I64, Gguf, number, tiny_drafter, tiny_target, vocabulary
+from gguf_factory import BOOL, F32, GGML_I64, GGML_Q8_0, I64, Gguf, number, tiny_drafter, tiny_target, vocabulary
 
 
 def write(folder: Path, name: str, file: Gguf) -> Path:
@@ -54,6 +54,7 @@ def test_drafter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["head"] == "borrowed from the target"
     assert found["sliding window"] == "none"
     assert found["causal in block"] == "no layer"
+    assert found["acceptance"] == "no priors"
 
 
 def test_drafter_with_parts_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +68,24 @@ def test_drafter_with_parts_of_its_own(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["head"] == "its own, 2 tokens"
     assert found["sliding window"] == "16 (layer 0)"
     assert found["causal in block"] == "layer 0"
+
+
+PRIORS = [1.0, 1.0, 0.1, 1.2, 0.0, 0.0, 1.0, 0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (PRIORS, "priors for 1 slot"),
+        ([2.0, *PRIORS[1:]], "priors not used: acceptance priors: found 10 values of version 2"),
+    ],
+)
+def test_drafter_with_priors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: list[float], words: str
+) -> None:
+    path = write(tmp_path, "d.gguf", tiny_drafter().numbers("dflash_local.acceptance", F32, values))
+    assert inspect_files([path], False) == 0
+    assert lines(capsys.readouterr().out)["acceptance"].startswith(words)
 
 
 def test_drafter_of_a_later_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

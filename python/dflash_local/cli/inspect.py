@@ -62,6 +62,13 @@ def _layers(flags: Sequence[bool]) -> str:
     return f"layers {_words(chosen)}" if len(chosen) > 1 else f"layer {chosen[0]}" if chosen else "no layer"
 
 
+def _priors(info: Info) -> str:
+    if info["acceptance_problem"]:
+        return f"priors not used: {info['acceptance_problem']}"
+    slots: int | None = info["acceptance_slots"]
+    return "no priors" if slots is None else f"priors for {slots} slot{'s' if slots != 1 else ''}"
+
+
 def _drafter_rows(info: Info) -> Rows:
     block: int = info["block_size"]
     yield "block size", f"{block} (the anchor and {block - 1} drafted tokens)"
@@ -72,6 +79,7 @@ def _drafter_rows(info: Info) -> Rows:
     window: int = info["sliding_window"]
     yield "sliding window", f"{window} ({_layers(info['layer_sliding'])})" if window else "none"
     yield "causal in block", _layers(info["layer_causal"])
+    yield "acceptance", _priors(info)
 
 
 def describe(info: Info) -> Rows:
