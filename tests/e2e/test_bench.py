@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import DRAFTER, TIMEOUT, run, start, target_path
+from command import COMMAND, DRAFTER, TIMEOUT, environment, run, start, target_path
 
 from support.peer_server import Script, peer_server
 
@@ -99,7 +102,9 @@ def test_fixed_width_differs_from_plain_and_shows_its_margin(suite: Path, tmp_pa
     (row,) = load(out)["rows"]
     assert row["tokens_per_round"] >= 1
     assert row["draft_status"] == "engaged"
-    assert row["slots"][0][0] >= row["slots"][0][1]
+    rounds, nodes, accepted = row["slots"][0]
+    assert rounds == nodes >= accepted
+    assert set(row["sources"]) == {"drafter"}
     if row["first_divergence_margin"] is not None:
         assert 0 <= row["first_divergence_margin"] < 5
 
@@ -119,12 +124,16 @@ def test_sweep_oracle_and_picture(suite: Path, tmp_path: Path) -> None:
         oracle = row["oracle"]
         assert oracle["tps"] > 0
         assert {"1", "8", "16"} <= set(oracle["target_ms"])
+        assert {"4", "8"} <= set(oracle["tree_ms"])
         assert sum(oracle["rounds"].values()) <= row["predicted_n"]
+        assert oracle["perfect_speedup"] >= oracle["speedup"] * 0.99
     assert 0 <= report["summary"]["best_fixed"] <= 7
     assert report["summary"]["oracle_share"] > 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "Speed-up over plain by drafted rows" in done.stdout
     assert "of an oracle" in done.stdout
+    assert "What is left" in done.stdout
+    assert "Chains and trees by slot" in done.stdout
     assert "measuring adds 3 contexts" in done.stderr
 
 
@@ -223,3 +232,32 @@ def test_ctrl_c_keeps_what_is_done(suite: Path, tmp_path: Path) -> None:
     assert len(report["rows"]) < 3
     assert b"interrupted, prompts are missing" in stdout
     assert b"Traceback" not in stderr
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_group_and_leaves_nothing_behind(suite: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    command = shlex.join([*COMMAND, "bench", "--suite", str(suite), "--oracle", "--repeat", "25", "--json", str(out)])
+    # Beneath a shell that stays, all in one group.
+    process = subprocess.Popen(
+        ["sh", "-c", f"trap : INT; {command}; echo code $?"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )
+    timer = threading.Timer(TIMEOUT, os.killpg, (process.pid, signal.SIGKILL))
+    timer.start()
+    try:
+        while not out.exists() and process.poll() is None:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate()
+    finally:
+        timer.cancel()
+    assert b"Traceback" not in stderr
+    assert stdout.endswith(b"code 130\n"), stderr.decode()
+    assert b"interrupted, prompts are missing" in stdout
+    assert load(out)["partial"] is True
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
