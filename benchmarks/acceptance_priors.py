@@ -7,8 +7,8 @@ The target answers each prompt in rounds of the drafter's full width. At every t
 its whole block, which is held against the text as the planner holds it: slot by slot, as far as the likeliest path
 goes. The calibration starts from the drafter's own word, or the priors of the pass before, and learns online; the
 priors are its mean weights over a pass. Printed: log-loss per judged candidate of the drafter's own probabilities, of
-the neutral start and of the priors, each learning on as in a run; `held out` on every second prompt with the priors
-of the others.
+the neutral start and of the priors, learning on through all answers, and starting anew with each (`alone`), as in a
+program that answers once; `held out` on every second prompt with the priors of the others.
 """
 
 from __future__ import annotations
@@ -132,6 +132,18 @@ def own_loss(answers: Answers) -> float:
     )
 
 
+def losses(answers: Answers, priors: Sequence[float], n_slots: int) -> list[float]:
+    """Own, neutral, with priors, the two again with a fresh start for each answer."""
+    judged_n = [sum(len(block.said) for block in blocks) for blocks in answers]
+
+    def alone(start: Sequence[float] | None) -> float:
+        each = [learn([blocks], start, n_slots)[1] * n for blocks, n in zip(answers, judged_n, strict=True) if n]
+        return sum(each) / sum(judged_n) if each else math.nan
+
+    starts = (None, priors)
+    return [own_loss(answers), *(learn(answers, p, n_slots)[1] for p in starts), *(alone(p) for p in starts)]
+
+
 def fit(answers: Answers, n_slots: int, passes: int) -> list[float]:
     """Priors after some passes over the answers."""
     priors: list[float] | None = None
@@ -158,12 +170,12 @@ def main() -> None:
     step = 2 * len(args.temperatures)
     held = [a for i, a in enumerate(answers) if i % step < step // 2]
     rest = [a for i, a in enumerate(answers) if i % step >= step // 2]
-    lines = [("all", own_loss(answers), learn(answers, None, n_slots)[1], learn(answers, priors, n_slots)[1])]
+    lines: list[tuple[Any, ...]] = [("all", *losses(answers, priors, n_slots))]
     if any(rest):
-        others = fit(rest, n_slots, args.passes)
-        lines.append(("held out", own_loss(held), learn(held, None, n_slots)[1], learn(held, others, n_slots)[1]))
+        lines.append(("held out", *losses(held, fit(rest, n_slots, args.passes), n_slots)))
     title = f"Log-loss of the best candidate, {args.drafter.name}, {n_blocks} blocks of {len(answers)} answers"
-    common.table(title, ("answers", "drafter's own", "neutral", "with priors"), lines)
+    header = ("answers", "drafter's own", "neutral", "with priors", "neutral, alone", "with priors, alone")
+    common.table(title, header, [(name, *(f"{loss:.4f}" for loss in figures)) for name, *figures in lines])
     write_priors(args.drafter, args.out, priors)
     print(f"\npriors of {n_slots} slots written: {args.out}")
     report = {"priors": priors, "losses": lines, "blocks": n_blocks}

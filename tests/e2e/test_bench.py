@@ -105,6 +105,7 @@ def test_fixed_width_differs_from_plain_and_shows_its_margin(suite: Path, tmp_pa
     rounds, nodes, accepted = row["slots"][0]
     assert rounds == nodes >= accepted
     assert set(row["sources"]) == {"drafter"}
+    assert "Chains and trees by slot" in done.stdout
     if row["first_divergence_margin"] is not None:
         assert 0 <= row["first_divergence_margin"] < 5
 
@@ -133,7 +134,6 @@ def test_sweep_oracle_and_picture(suite: Path, tmp_path: Path) -> None:
     assert "Speed-up over plain by drafted rows" in done.stdout
     assert "of an oracle" in done.stdout
     assert "What is left" in done.stdout
-    assert "Chains and trees by slot" in done.stdout
     assert "measuring adds 3 contexts" in done.stderr
 
 
