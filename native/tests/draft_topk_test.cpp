@@ -35,9 +35,9 @@ Result run(std::vector<float> logits, std::int32_t n_vocab, std::int32_t top_k, 
     ggml_tensor * const parts = build_topk_parts(ctx.get(), input, plan);
     ggml_cgraph * const graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, parts);
-    const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), device.backend()));
+    const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), device.buffer_type()));
     ggml_backend_tensor_set(input, logits.data(), 0, logits.size() * sizeof(float));
-    REQUIRE(ggml_backend_graph_compute(device.backend(), graph) == GGML_STATUS_SUCCESS);
+    REQUIRE(DraftDevice::compute(device.split(graph)) == GGML_STATUS_SUCCESS);
     std::vector<float> values(static_cast<std::size_t>(ggml_nelements(parts)));
     ggml_backend_tensor_get(parts, values.data(), 0, values.size() * sizeof(float));
     const auto n_out = static_cast<std::size_t>(plan.n_rows * top_k);

@@ -133,7 +133,8 @@ TEST_CASE("the device says what it is") {
 TEST_CASE("hidden, it is a CPU like any other") {
     const auto hide =
         reinterpret_cast<bool (*)(bool)>(ggml_backend_reg_get_proc_address(registration(), "dflash_cpu_hide"));
-    REQUIRE(hide != nullptr);
+    const bool found = hide != nullptr;
+    REQUIRE(found);
     CHECK_FALSE(hide(true));
     CHECK(ggml_backend_dev_type(device()) == GGML_BACKEND_DEVICE_TYPE_CPU);
     CHECK(hide(false));
