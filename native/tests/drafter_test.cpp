@@ -270,7 +270,7 @@ TEST_CASE("ggml's own operations pick the same candidates as the fused one") {
         REQUIRE(ggml_gallocr_alloc_graph(arena.get(), graph.graph()));
         inputs.set_inject(graph, ring.interval(), 0, taps);
         inputs.set_block(graph, ring.interval(), mask_row);
-        REQUIRE(ggml_backend_graph_compute(device->backend(), graph.graph()) == GGML_STATUS_SUCCESS);
+        REQUIRE(DraftDevice::compute(device->split(graph.graph())) == GGML_STATUS_SUCCESS);
         CHECK(graph.fused_topk() == fused);
         REQUIRE(read_candidates(graph, weights.d2t, out[static_cast<std::size_t>(fused)]));
     }
