@@ -88,7 +88,6 @@ void attend_chunk(const Attention & a, std::int64_t stream, std::int64_t head, s
         }
     }
     const std::int64_t cell = chunk * chunk_cells;
-    const std::int64_t n_fetched = a.heads_per_task == 1 ? 1 : head == 0 ? a.heads_per_task : 0;
     AttentionTile tile;
     tile.queries = tile_scratch;
     tile.n_rows = static_cast<std::int32_t>(n * a.group);
@@ -100,8 +99,6 @@ void attend_chunk(const Attention & a, std::int64_t stream, std::int64_t head, s
     tile.key_stride = static_cast<std::int64_t>(a.k.nb[1]);
     tile.values = at(a.v, cell, head, stream);
     tile.value_stride = static_cast<std::int64_t>(a.v.nb[1]);
-    tile.key_fetch = n_fetched * static_cast<std::int64_t>(ggml_row_size(a.k.type, head_size));
-    tile.value_fetch = n_fetched * static_cast<std::int64_t>(ggml_row_size(a.v.type, a.v.ne[0]));
     tile.n_cells = static_cast<std::int32_t>(std::min<std::int64_t>(chunk_cells, a.k.ne[1] - cell));
     tile.group = static_cast<std::int32_t>(a.group);
     if (a.mask != nullptr) {
@@ -133,6 +130,21 @@ void finish(const Attention & a, std::int64_t query_head, const Running & runnin
     }
 }
 
+/// Reads a chunk's cells, [head, head + n_heads) of each, once in their order: at that the hardware reads ahead, at the
+/// kernel's own order, which turns blocks of keys, it does not, and asking for single lines is slower by half.
+void touch(const ggml_tensor & cache, std::int64_t stream, std::int64_t head, std::int64_t n_heads,
+           std::int64_t chunk) {
+    const std::size_t bytes = static_cast<std::size_t>(n_heads) * ggml_row_size(cache.type, cache.ne[0]);
+    unsigned sum = 0;
+    for (std::int64_t cell = chunk * chunk_cells; cell < std::min((chunk + 1) * chunk_cells, cache.ne[1]); ++cell) {
+        const std::byte * const from = at(cache, cell, head, stream);
+        for (std::size_t i = 0; i < bytes; i += 64) {
+            sum += static_cast<unsigned>(from[i]);
+        }
+    }
+    asm volatile("" : : "r"(sum));  // or the reads would go
+}
+
 void narrow_share(void * work, std::int32_t share) {
     const Attention & a = *static_cast<Attention *>(work);
     for (std::int64_t task = share; task < a.n_tasks; task += a.n_shares) {
@@ -140,6 +152,8 @@ void narrow_share(void * work, std::int32_t share) {
         const std::int64_t chunk = task / blocks % a.n_chunks;
         const std::int64_t stream = task / blocks / a.n_chunks;
         const std::int64_t first = task % blocks * a.heads_per_task;
+        touch(a.k, stream, first, a.heads_per_task, chunk);
+        touch(a.v, stream, first, a.heads_per_task, chunk);
         for (std::int64_t head = first; head < first + a.heads_per_task; ++head) {
             attend_chunk(a, stream, head, chunk, 0, a.n_rows, a.shares + share * a.share_floats,
                          a.partial(stream, head, chunk));

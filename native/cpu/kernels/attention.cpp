@@ -47,14 +47,6 @@ void to_floats(ggml_type type, const std::byte * from, std::int32_t n, float * o
     }
 }
 
-/// Asks for `bytes` at `from`, which are read a block of cells later: cells lie too far apart for the hardware to
-/// guess.
-void fetch(const std::byte * from, std::int64_t bytes) {
-    for (std::int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(from + i);
-    }
-}
-
 template <int w, int... I>
 [[gnu::always_inline]] inline void exchange(Floats & a, Floats & b, std::integer_sequence<int, I...> /*lanes*/) {
     const Floats x = a;
@@ -119,12 +111,6 @@ void turn_some(const AttentionTile & t, const std::byte * from, std::int32_t n_c
 /// keys[d][64]: the block's keys by dimension; cells beyond n_cells are 0.
 void turn_keys(const AttentionTile & t, std::int32_t first, std::int32_t n_cells, float * row, float * keys) {
     for (std::int32_t c = 0; c < block_cells; c += 16) {
-        for (std::int32_t i = first + c; i < std::min(first + c + 16, t.n_cells); ++i) {
-            if (i + block_cells < t.n_cells) {
-                fetch(t.keys + (i + block_cells) * t.key_stride, t.key_fetch);
-            }
-            fetch(t.values + i * t.value_stride, t.value_fetch);
-        }
         const std::byte * const from = t.keys + (first + c) * t.key_stride;
         if (t.k_type == GGML_TYPE_F16 && t.head_size % 16 == 0 && c + 16 <= n_cells) {
             turn_halves(from, t.key_stride, t.head_size, keys + c);

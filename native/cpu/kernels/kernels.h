@@ -20,8 +20,6 @@ struct AttentionTile {
     std::int64_t key_stride = 0;       // bytes between cells
     const std::byte * values = nullptr;
     std::int64_t value_stride = 0;
-    std::int64_t key_fetch = 0;  // bytes from a cell's key on to ask the memory for ahead of their use
-    std::int64_t value_fetch = 0;
     std::int32_t n_cells = 0;           // at most most_cells
     const std::byte * mask = nullptr;   // halves of the first row's first cell, or null
     std::int64_t mask_row_stride = 0;   // bytes between batch rows
