@@ -68,6 +68,11 @@ void to_half(const float * x, ggml_fp16_t * y, std::int64_t n) {
         const __m256i half = _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(y + i), half);
     }
+#elif defined(__F16C__)
+    for (; i + 8 <= n; i += 8) {
+        const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(y + i), half);
+    }
 #endif
     for (; i < n; ++i) {
         y[i] = float_to_half(x[i]);

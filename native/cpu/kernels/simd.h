@@ -39,6 +39,17 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(
         _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__FMA__)
+    __m256 x[2];
+    __m256 y[2];
+    __m256 z[2];
+    std::memcpy(x, &a, sizeof a);
+    std::memcpy(y, &b, sizeof b);
+    std::memcpy(z, &c, sizeof c);
+    z[0] = _mm256_fmadd_ps(x[0], y[0], z[0]);
+    z[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
+    std::memcpy(&c, z, sizeof c);
+    return c;
 #else
     return a * b + c;
 #endif
@@ -101,6 +112,12 @@ inline Floats tanh(Floats x) {
 inline Floats load_halves(const std::byte * p) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))));
+#elif defined(__F16C__)
+    const __m256 part[2] = {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))),
+                            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p + 16)))};
+    Floats out;
+    std::memcpy(&out, part, sizeof out);
+    return out;
 #else
     Floats out;
     for (int i = 0; i < lanes; ++i) {
