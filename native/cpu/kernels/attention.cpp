@@ -12,8 +12,9 @@ namespace dflash::cpu::DFLASH_ISA {
 namespace {
 
 constexpr std::int32_t block_cells = 64;  // whose keys and values stay in the first cache
-constexpr int cell_vectors = 4;
 constexpr int tile_rows = 6;
+constexpr int tile_vectors = wide_lanes == 16 ? 4 : 2;  // with tile_rows: as many sums as stay in registers
+constexpr std::int64_t tile_columns = tile_vectors * wide_lanes;
 constexpr float none = -std::numeric_limits<float>::infinity();
 
 void to_floats(ggml_type type, const std::byte * from, std::int32_t n, float * out) {
@@ -123,54 +124,57 @@ void turn_keys(const AttentionTile & t, std::int32_t first, std::int32_t n_cells
 /// Scores of R rows against 64 cells, each summed over the dimensions in order.
 template <int R>
 void score(const AttentionTile & t, std::int32_t row, const float * keys, float * scores, std::int64_t stride) {
-    Floats sums[R][cell_vectors] = {};
     const float * const q = t.queries + static_cast<std::int64_t>(row) * t.head_size;
-    for (std::int32_t d = 0; d < t.head_size; ++d) {
-        Floats k[cell_vectors];
-        for (std::size_t v = 0; v < cell_vectors; ++v) {
-            k[v] = load(keys + static_cast<std::int64_t>(d) * block_cells + 16 * static_cast<std::int64_t>(v));
-        }
+    for (std::int64_t first = 0; first < block_cells; first += tile_columns) {
+        Wide sums[R][tile_vectors] = {};
+        for (std::int32_t d = 0; d < t.head_size; ++d) {
+            const float * const at = keys + static_cast<std::int64_t>(d) * block_cells + first;
+            Wide k[tile_vectors];
+            for (std::int64_t v = 0; v < tile_vectors; ++v) {
+                k[v] = load_wide(at + v * wide_lanes);
+            }
 #pragma GCC unroll 8
-        for (std::size_t r = 0; r < R; ++r) {
-            const Floats x = all(q[static_cast<std::int64_t>(r) * t.head_size + d]);
-            for (std::size_t v = 0; v < cell_vectors; ++v) {
-                sums[r][v] = fma(x, k[v], sums[r][v]);
+            for (std::size_t r = 0; r < R; ++r) {
+                const Wide x = all_wide(q[static_cast<std::int64_t>(r) * t.head_size + d]);
+                for (std::size_t v = 0; v < tile_vectors; ++v) {
+                    sums[r][v] = fma_wide(x, k[v], sums[r][v]);
+                }
             }
         }
-    }
-    for (std::size_t r = 0; r < R; ++r) {
-        for (std::size_t v = 0; v < cell_vectors; ++v) {
-            store(scores + static_cast<std::int64_t>(r) * stride + 16 * static_cast<std::int64_t>(v), sums[r][v]);
+        for (std::int64_t r = 0; r < R; ++r) {
+            for (std::int64_t v = 0; v < tile_vectors; ++v) {
+                store_wide(scores + r * stride + first + v * wide_lanes, sums[r][v]);
+            }
         }
     }
 }
 
-/// Adds the weighted values of n_cells cells to 64 columns (V vectors) of R rows, cell after cell.
+/// Adds the weighted values of n_cells cells to V vectors of columns of R rows, cell after cell.
 template <int R, int V>
 void weigh(const float * weights, std::int64_t weight_stride, const float * values, std::int64_t value_stride,
            std::int32_t n_cells, float * out, std::int64_t out_stride) {
-    Floats sums[R][V];
-    for (std::size_t r = 0; r < R; ++r) {
-        for (std::size_t v = 0; v < V; ++v) {
-            sums[r][v] = load(out + static_cast<std::int64_t>(r) * out_stride + 16 * static_cast<std::int64_t>(v));
+    Wide sums[R][V];
+    for (std::int64_t r = 0; r < R; ++r) {
+        for (std::int64_t v = 0; v < V; ++v) {
+            sums[r][v] = load_wide(out + r * out_stride + v * wide_lanes);
         }
     }
     for (std::int32_t c = 0; c < n_cells; ++c) {
-        Floats x[V];
-        for (std::size_t v = 0; v < V; ++v) {
-            x[v] = load(values + c * value_stride + 16 * static_cast<std::int64_t>(v));
+        Wide x[V];
+        for (std::int64_t v = 0; v < V; ++v) {
+            x[v] = load_wide(values + c * value_stride + v * wide_lanes);
         }
 #pragma GCC unroll 8
         for (std::size_t r = 0; r < R; ++r) {
-            const Floats w = all(weights[static_cast<std::int64_t>(r) * weight_stride + c]);
+            const Wide w = all_wide(weights[static_cast<std::int64_t>(r) * weight_stride + c]);
             for (std::size_t v = 0; v < V; ++v) {
-                sums[r][v] = fma(w, x[v], sums[r][v]);
+                sums[r][v] = fma_wide(w, x[v], sums[r][v]);
             }
         }
     }
-    for (std::size_t r = 0; r < R; ++r) {
-        for (std::size_t v = 0; v < V; ++v) {
-            store(out + static_cast<std::int64_t>(r) * out_stride + 16 * static_cast<std::int64_t>(v), sums[r][v]);
+    for (std::int64_t r = 0; r < R; ++r) {
+        for (std::int64_t v = 0; v < V; ++v) {
+            store_wide(out + r * out_stride + v * wide_lanes, sums[r][v]);
         }
     }
 }
@@ -193,11 +197,11 @@ void weigh_rows(std::int32_t row, std::int32_t n, const float * weights, std::in
                 const float * values, std::int64_t columns, std::int32_t n_cells, float * out) {
     for (; n >= R; n -= R, row += R) {
         std::int64_t d = 0;
-        for (; d + 64 <= columns; d += 64) {
-            weigh<R, 4>(weights + row * weight_stride, weight_stride, values + d, columns, n_cells,
-                        out + row * columns + d, columns);
+        for (; d + tile_columns <= columns; d += tile_columns) {
+            weigh<R, tile_vectors>(weights + row * weight_stride, weight_stride, values + d, columns, n_cells,
+                                   out + row * columns + d, columns);
         }
-        for (; d < columns; d += 16) {
+        for (; d < columns; d += wide_lanes) {
             weigh<R, 1>(weights + row * weight_stride, weight_stride, values + d, columns, n_cells,
                         out + row * columns + d, columns);
         }

@@ -34,26 +34,49 @@ inline void store_part(float * p, Floats v, std::int64_t n) {
     std::memcpy(p, &v, static_cast<std::size_t>(n) * sizeof(float));
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+using Half = float __attribute__((vector_size(32)));
+template <int first>
+[[gnu::always_inline]] inline __m256 half_of(Floats v) {
+    return reinterpret_cast<__m256>(__builtin_shufflevector(v, v, first, first + 1, first + 2, first + 3, first + 4,
+                                                            first + 5, first + 6, first + 7));
+}
+[[gnu::always_inline]] inline Floats joined(__m256 low, __m256 high) {
+    return __builtin_shufflevector(reinterpret_cast<Half>(low), reinterpret_cast<Half>(high), 0, 1, 2, 3, 4, 5, 6, 7, 8,
+                                   9, 10, 11, 12, 13, 14, 15);
+}
+#endif
+
 /// Rounded once where the instruction set can.
 inline Floats fma(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(
         _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
 #elif defined(__FMA__)
-    __m256 x[2];
-    __m256 y[2];
-    __m256 z[2];
-    std::memcpy(x, &a, sizeof a);
-    std::memcpy(y, &b, sizeof b);
-    std::memcpy(z, &c, sizeof c);
-    z[0] = _mm256_fmadd_ps(x[0], y[0], z[0]);
-    z[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
-    std::memcpy(&c, z, sizeof c);
-    return c;
+    const __m256 low = _mm256_fmadd_ps(half_of<0>(a), half_of<0>(b), half_of<0>(c));
+    const __m256 high = _mm256_fmadd_ps(half_of<8>(a), half_of<8>(b), half_of<8>(c));
+    return joined(low, high);
 #else
     return a * b + c;
 #endif
 }
+
+/// What one register holds, for loops whose sums must stay in registers: compilers keep wider vectors in memory.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+using Wide = __m256;
+constexpr std::int64_t wide_lanes = 8;
+inline Wide load_wide(const float * p) { return _mm256_loadu_ps(p); }
+inline void store_wide(float * p, Wide v) { _mm256_storeu_ps(p, v); }
+inline Wide all_wide(float value) { return _mm256_set1_ps(value); }
+inline Wide fma_wide(Wide a, Wide b, Wide c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+using Wide = Floats;
+constexpr std::int64_t wide_lanes = lanes;
+inline Wide load_wide(const float * p) { return load(p); }
+inline void store_wide(float * p, Wide v) { store(p, v); }
+inline Wide all_wide(float value) { return all(value); }
+inline Wide fma_wide(Wide a, Wide b, Wide c) { return fma(a, b, c); }
+#endif
 
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
@@ -113,11 +136,8 @@ inline Floats load_halves(const std::byte * p) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))));
 #elif defined(__F16C__)
-    const __m256 part[2] = {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))),
-                            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p + 16)))};
-    Floats out;
-    std::memcpy(&out, part, sizeof out);
-    return out;
+    return joined(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))),
+                  _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p + 16))));
 #else
     Floats out;
     for (int i = 0; i < lanes; ++i) {
