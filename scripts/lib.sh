@@ -17,7 +17,7 @@ jobs=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
 # Files that decide what the installed package is.
 package_sources() {
-    find CMakeLists.txt cmake pyproject.toml README.md native/include native/src native/bind python -type f \
+    find CMakeLists.txt cmake pyproject.toml README.md native/include native/src native/bind native/cpu python -type f \
         ! -name '*.pyc' | LC_ALL=C sort
 }
 

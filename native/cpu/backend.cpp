@@ -121,10 +121,9 @@ ggml_backend_t device_init(ggml_backend_dev_t device, const char * /*params*/) {
     iface.free = backend_free;
     iface.graph_compute = graph_compute;
     try {
-        auto state = std::make_unique<Backend>();
-        auto * const backend = new ggml_backend{&guid, iface, device, state.get()};
-        static_cast<void>(state.release());
-        return backend;
+        auto backend = std::make_unique<ggml_backend>(ggml_backend{&guid, iface, device, nullptr});
+        backend->context = new Backend;
+        return backend.release();
     } catch (const std::exception &) {
         return nullptr;
     }

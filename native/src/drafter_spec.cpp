@@ -257,6 +257,7 @@ void read_acceptance(const GgufFile & file, DrafterSpec & spec) {
     try {
         std::vector<float> values;
         const std::vector<double> written = file.find_float_array(key).value();
+        values.reserve(written.size());
         for (const double value : written) {
             values.push_back(static_cast<float>(value));
         }

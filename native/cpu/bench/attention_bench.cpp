@@ -33,7 +33,7 @@ void set_threads(ggml_backend_t cpu, int n_threads) {
 
 /// Argument: threads. Shape of SmolLM2-135M: 9 query heads, 3 K/V heads of 64, F16 caches, all cells seen.
 int main(int argc, char ** argv) {
-    const int n_threads = argc > 1 ? std::atoi(argv[1]) : 2;
+    const int n_threads = argc > 1 ? static_cast<int>(std::strtol(argv[1], nullptr, 10)) : 2;
     ThreadTeam team(n_threads);
     Scratch scratch;
     const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> cpu(

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -114,22 +115,22 @@ std::vector<double> exact(const Shape & s, const Node & n, std::int64_t row, std
     return out;
 }
 
-const std::vector<Shape> shapes{
-    {},
-    {.type = GGML_TYPE_F32, .n_rows = 1, .n_cells = 1, .masked = false},
-    {.type = GGML_TYPE_BF16, .n_rows = 7, .n_cells = 257, .head = 80, .value = 80, .n_heads = 4, .n_kv_heads = 4},
-    {.type = GGML_TYPE_Q8_0, .n_rows = 3, .n_cells = 600, .head = 96, .value = 64, .n_heads = 8, .n_kv_heads = 2},
-    {.n_rows = 5, .n_cells = 512, .head = 128, .value = 128, .n_heads = 12, .n_kv_heads = 2, .max_bias = 8.0F},
-    {.n_rows = 2,
-     .n_cells = 100,
-     .head = 256,
-     .value = 128,
-     .n_heads = 4,
-     .n_kv_heads = 1,
-     .sinks = true,
-     .softcap = 30.0F},
-    {.n_rows = 3, .n_cells = 300, .n_streams = 2, .sinks = true},
-    {.n_rows = 37, .n_cells = 530, .n_heads = 6, .n_kv_heads = 2, .n_streams = 2},
+constexpr std::array shapes{
+    Shape{},
+    Shape{.type = GGML_TYPE_F32, .n_rows = 1, .n_cells = 1, .masked = false},
+    Shape{.type = GGML_TYPE_BF16, .n_rows = 7, .n_cells = 257, .head = 80, .value = 80, .n_heads = 4, .n_kv_heads = 4},
+    Shape{.type = GGML_TYPE_Q8_0, .n_rows = 3, .n_cells = 600, .head = 96, .value = 64, .n_heads = 8, .n_kv_heads = 2},
+    Shape{.n_rows = 5, .n_cells = 512, .head = 128, .value = 128, .n_heads = 12, .n_kv_heads = 2, .max_bias = 8.0F},
+    Shape{.n_rows = 2,
+          .n_cells = 100,
+          .head = 256,
+          .value = 128,
+          .n_heads = 4,
+          .n_kv_heads = 1,
+          .sinks = true,
+          .softcap = 30.0F},
+    Shape{.n_rows = 3, .n_cells = 300, .n_streams = 2, .sinks = true},
+    Shape{.n_rows = 37, .n_cells = 530, .n_heads = 6, .n_kv_heads = 2, .n_streams = 2},
 };
 
 std::vector<float> bits_of_row(const Shape & s, const std::vector<float> & out, std::int64_t row) {
