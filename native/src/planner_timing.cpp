@@ -100,8 +100,8 @@ PlanningTimes time_planning(const PlanningCase & what) {
         throw Error(ErrorCode::invalid_argument,
                     "expected 1 to 128 slots, 1 to 64 candidates, 1 to 32 leaves, a chain and rounds up to 2^20");
     }
-    std::mt19937 random(
-        1);  // NOLINT(bugprone-random-generator-seed,cert-msc32-c,cert-msc51-cpp): the same rounds each time
+    // The same rounds each time. NOLINTNEXTLINE(bugprone-random-generator-seed,cert-msc32-c,cert-msc51-cpp)
+    std::mt19937 random(1);
     RoundPlanner planner;
     planner.costs().set_table(cheap_batches());
     std::vector<llama_token> chain(static_cast<std::size_t>(what.chain));
