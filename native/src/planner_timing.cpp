@@ -112,15 +112,15 @@ PlanningTimes time_planning(const PlanningCase & what) {
     std::vector<llama_token> tokens;
     std::int32_t n_past = 100;
     for (std::int32_t round = 0; round < what.n_rounds; ++round) {
-        const RoundView view{.n_past = n_past,
-                             .max_nodes = RoundPlanner::max_nodes,
-                             .n_slots = what.n_slots,
-                             .max_leaves = what.max_leaves,
-                             .chain = round % 2 == 0 ? std::span<const llama_token>(chain)
-                                                     : std::span<const llama_token>(),
-                             .match_length = 8,
-                             .n_sources = 1,
-                             .n_agreeing = 1};
+        const RoundView view{
+            .n_past = n_past,
+            .max_nodes = RoundPlanner::max_nodes,
+            .n_slots = what.n_slots,
+            .max_leaves = what.max_leaves,
+            .chain = round % 2 == 0 ? std::span<const llama_token>(chain) : std::span<const llama_token>(),
+            .match_length = 8,
+            .n_sources = 1,
+            .n_agreeing = 1};
         Clock::time_point start = Clock::now();
         const RoundSource source = planner.choose(view);
         choosing.push_back(us_since(start));
