@@ -157,7 +157,7 @@ def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--out", type=Path, required=True, help="where the copy of the drafter goes")
     options.add_argument("--temperatures", type=lambda text: [float(t) for t in text.split(",")], default=[0.0, 0.8])
-    options.add_argument("--passes", type=int, default=4)
+    options.add_argument("--passes", type=common.positive, default=4)
     options.add_argument("--seed", type=int, default=1)
     args, prompts = common.parse(options)
     with common.Model(args.target) as model:

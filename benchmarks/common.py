@@ -255,6 +255,14 @@ def parse(options: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[Pr
     return args, prompts
 
 
+def positive(text: str) -> int:
+    """Type of options that count from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
+    return number
+
+
 def int_list(text: str) -> list[int]:
     """Type of options like `--widths 1,3,7`."""
     return [int(part) for part in text.split(",")]

@@ -5,9 +5,10 @@
 The plain and the draft side (the planner decides) answer the same prompt and take turns of 16 tokens, so that both
 meet the same load: none for `--period` tokens, then `--busy` processes that never rest for as many, and so on. For
 every stretch of 64 tokens, 16 apart, the time of plain over that of drafting; the median over the repeats; the worst
-of these by prompt, apart for stretches that both sides wrote in quiet, under load, and across a change. Answers that
-end early have fewer stretches, those below 64 tokens none. `--same` holds plain against plain: what the measure itself
-shows where there is nothing to show.
+of these by prompt, apart for stretches that both sides wrote in quiet, under load, and across a change. Every prompt
+is asked for `--max-tokens` tokens (512; 0: as many as its suite says). Answers that end early have fewer stretches,
+those below 64 tokens none. `--same` holds plain against plain: what the measure itself shows where there is nothing to
+show.
 """
 
 from __future__ import annotations
@@ -169,9 +170,9 @@ def main() -> None:
     """Measures and prints."""
     options = common.parser(__doc__)
     options.set_defaults(max_tokens=512)
-    options.add_argument("--repeat", type=int, default=5)
-    options.add_argument("--period", type=int, default=128, help="tokens without load, then with it")
-    options.add_argument("--busy", type=int, default=1, help="processes")
+    options.add_argument("--repeat", type=common.positive, default=5)
+    options.add_argument("--period", type=common.positive, default=128, help="tokens without load, then with it")
+    options.add_argument("--busy", type=common.positive, default=1, help="processes")
     options.add_argument("--same", action="store_true", help="plain against plain: the noise of the measure")
     args, prompts = common.parse(options)
     rows = run(args, prompts)

@@ -120,8 +120,8 @@ def answers(args: Any, model: common.Model, prompts: Sequence[common.Prompt]) ->
 def main() -> None:
     """Measures and prints."""
     options = common.parser(__doc__)
-    options.add_argument("--rounds", type=int, default=4000, help="made-up rounds per case")
-    options.add_argument("--repeat", type=int, default=20, help="passes over the JSON object")
+    options.add_argument("--rounds", type=common.positive, default=4000, help="made-up rounds per case")
+    options.add_argument("--repeat", type=common.positive, default=20, help="passes over the JSON object")
     options.add_argument("--budget-ms", type=float, default=BUDGET_MS, help="of the prior costs")
     args, prompts = common.parse(options)
     with common.Model(args.target) as model:

@@ -10,6 +10,7 @@ against the chain of as many nodes (or of as many as the block has). `--replay` 
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,10 @@ class Shape(NamedTuple):
 
 def shape_list(text: str) -> list[Shape]:
     """Type of `--shapes 7x1,7x4`."""
-    return [Shape(*(int(number) for number in part.split("x"))) for part in text.split(",")]
+    shapes = [Shape(*(common.positive(number) for number in part.split("x"))) for part in text.split(",")]
+    if len(set(shapes)) < len(shapes):
+        raise argparse.ArgumentTypeError(f"{text}: a shape stands there twice")
+    return shapes
 
 
 def answer(
@@ -154,7 +158,7 @@ def main() -> None:
     """Measures and prints."""
     options = common.parser(__doc__)
     options.add_argument("--shapes", type=shape_list, default=shape_list("7x1,7x2,7x4,15x8"), help="nodes x leaves")
-    options.add_argument("--repeat", type=int, default=2)
+    options.add_argument("--repeat", type=common.positive, default=2)
     options.add_argument("--replay", action="store_true", help="replay the first run of each shape")
     args, prompts = common.parse(options)
     with common.Model(args.target) as model:

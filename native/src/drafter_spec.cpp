@@ -259,7 +259,8 @@ void read_acceptance(const GgufFile & file, DrafterSpec & spec) {
         const std::vector<double> written = file.find_float_array(key).value();
         values.reserve(written.size());
         for (const double value : written) {
-            values.push_back(static_cast<float>(value));
+            const bool fits = std::abs(value) <= DraftAcceptance::max_weight;  // a double may be beyond any float
+            values.push_back(fits ? static_cast<float>(value) : std::numeric_limits<float>::quiet_NaN());
         }
         DraftAcceptance().set_priors(values);
         spec.acceptance = std::move(values);

@@ -352,6 +352,10 @@ TEST_CASE("drafter: takes the planner's priors, and passes over those that it ca
     CHECK(spoilt(1, 2.0F).find("10 values for 2") != std::string::npos);
     CHECK(spoilt(3, std::numeric_limits<float>::quiet_NaN()).find("not a number from") != std::string::npos);
     CHECK(spoilt(3, 1e9F).find("not a number from") != std::string::npos);
+    const std::vector<double> doubles(good.begin(), good.end());
+    CHECK(read(tiny_drafter().numbers<double>(key, t_f64, doubles)).acceptance.size() == good.size());
+    CHECK(problem(tiny_drafter().numbers<double>(key, t_f64, {1.0, 1e300})).find("not a number from") !=
+          std::string::npos);
     CHECK(problem(tiny_drafter().f32(key, 1.0F)).find("no array") != std::string::npos);
     CHECK(problem(tiny_drafter().numbers<float>(key, t_f32, std::vector<float>(137, 0.0F))).find("at most 136") !=
           std::string::npos);

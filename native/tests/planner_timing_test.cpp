@@ -18,7 +18,10 @@ TEST_CASE("made-up rounds draft chains, trees and copies") {
 }
 
 TEST_CASE("a case out of range is refused") {
-    CHECK_THROWS_AS((void)time_planning({.n_slots = 0}), Error);
-    CHECK_THROWS_AS((void)time_planning({.max_leaves = 33}), Error);
-    CHECK_THROWS_AS((void)time_planning({.n_rounds = 0}), Error);
+    for (const PlanningCase & what :
+         {PlanningCase{.n_slots = 0}, PlanningCase{.n_slots = 129}, PlanningCase{.top_k = 0}, PlanningCase{.top_k = 65},
+          PlanningCase{.max_leaves = 0}, PlanningCase{.max_leaves = 33}, PlanningCase{.chain = -1},
+          PlanningCase{.chain = (1 << 20) + 1}, PlanningCase{.n_rounds = 0}, PlanningCase{.n_rounds = (1 << 20) + 1}}) {
+        CHECK_THROWS_AS((void)time_planning(what), Error);
+    }
 }

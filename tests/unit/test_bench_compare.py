@@ -17,7 +17,7 @@ from fake_engine import text_tokens
 
 from dflash_local.bench.compare import DRAFT, OTHER_PLAIN, PLAIN, Comparison, Measured, Settings, top_margin
 from dflash_local.bench.costs import fit_to
-from dflash_local.bench.local import Drafted, FixedEngine, LocalSide, forced, note_memory, run_together
+from dflash_local.bench.local import PATIENCE_MS, Drafted, FixedEngine, LocalSide, forced, note_memory, run_together
 from dflash_local.bench.oracle import Costs
 from dflash_local.bench.peer import PREFIX, PeerError
 from dflash_local.bench.runs import Round, Run, Task
@@ -203,6 +203,32 @@ def test_drafts_see_the_features_before_their_anchor() -> None:
     engine.max_leaves = 4
     first, second = FixedEngine(engine, drafter).drafts((1, 2, 3), (7, 8, 9))
     assert (first, second) == (Drafted(1, (2, 5)), Drafted(1, (2,)))
+
+
+def test_forced_text_is_looked_for_without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    class Ahead:
+        def __init__(self, sampler: int, vocab: int, *, patience_ms: float) -> None:
+            asked.append(patience_ms)
+            self._at = 0
+
+        def accept(self, token: int) -> None:
+            self._at = token
+
+        def forced(self, n: int, written: list[int]) -> list[int]:
+            assert written[-1] == self._at
+            return [2, 3] if self._at == 1 else []
+
+    monkeypatch.setattr("dflash_local.bench.local.native", SimpleNamespace(GrammarAhead=Ahead))
+    sampler = SimpleNamespace(address=1, close=lambda: asked.append(0.0))
+    runtime = SimpleNamespace(new_sampler=lambda _: sampler, vocab=SimpleNamespace(address=2))
+    side: Any = SimpleNamespace(runtime=runtime)
+    plain = task("a")
+    strict = replace(plain, params=replace(plain.params, grammar="root ::= [a-z]"))
+    assert forced(side, strict, (1, 2, 4)) == [1, 0, 0]
+    # A stop would make the figures depend on the machine's load; the sampler is closed.
+    assert asked == [PATIENCE_MS, 0.0]
 
 
 def test_without_a_grammar_nothing_is_forced() -> None:

@@ -222,7 +222,7 @@ def test_the_faster_plain_is_the_baseline() -> None:
 def test_an_answer_of_one_token_has_no_speed() -> None:
     row = make_row(measured("p", "c", {PLAIN: [run(1.0, (1,))], DRAFT: [run(1.0, (1,))]}))
     assert (row["speedup"], row["speedup_low"], row["plain_tps"]) == (None, None, None)
-    summary = summarize([row])
+    summary = summarize([row], oracle=False)
     assert (summary["geomean_speedup"], summary["worst_id"], summary["identical_share"]) == (None, None, 1.0)
 
 
@@ -269,6 +269,16 @@ def test_tables_show_sources_slots_and_what_is_left() -> None:
     assert re.search(r"drafter +\| +1 \| +3 \| +3 \| +3 \| +100% \| +2\.00", text)
     assert "of oracle" in text
     assert "categories with 85% of the oracle or more: 1 of 2" in text
+
+
+def test_a_prompt_cut_off_before_its_oracle_leaves_the_tables_whole() -> None:
+    cut_off = make_row(measured("d", "z", {PLAIN: [run(10.0)], DRAFT: [drafted(11.0)], "3": [drafted(9.0)]}))
+    head = {"model": "m", "drafter": "d", "device": "c", "threads": 1, "settings": {"repeat": 1}}
+    report = make_report(head, [*rows_of_three(), cut_off], partial=True, errors={})
+    assert report["summary"]["by_category"]["z"]["oracle_share"] is None
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_report(report, console)
+    assert re.search(r"\| z +\| +- \|", console.export_text())
 
 
 def test_summary_of_groups() -> None:

@@ -98,6 +98,60 @@ def test_hostile(tmp_path: Path, same: tuple[str, ...]) -> None:
     assert "mixed: 3 stretches" in text
 
 
+@pytest.mark.parametrize(
+    ("script", "options", "words"),
+    [
+        ("trees.py", ("--shapes", "7x64"), "this target takes trees of 32 leaves at most"),
+        ("trees.py", ("--shapes", "7x0"), "0: expected 1 or more"),
+        ("acceptance_priors.py", ("--out", "never.gguf", "--max-tokens", "1"), "no answer is long enough"),
+    ],
+)
+def test_refusals(tiny: list[str], tmp_path: Path, script: str, options: tuple[str, ...], words: str) -> None:
+    command = [sys.executable, "-W", "ignore::ResourceWarning", str(SCRIPTS / script), *tiny, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, cwd=tmp_path)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("scripts")
+def test_shapes_are_read_and_paired() -> None:
+    import argparse
+
+    import trees
+
+    shapes = trees.shape_list("3x1,7x1,7x4,5x2,2x2")
+    assert [trees.chain_for(shape, shapes) for shape in shapes[2:]] == [(7, 1), (3, 1), None]
+    for wrong in ("7x0", "0x1", "7x1,7x1"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            trees.shape_list(wrong)
+    for wrong in ("7", "7x1x1"):
+        with pytest.raises(TypeError):  # argparse names the option and the value
+            trees.shape_list(wrong)
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_block_is_judged_up_to_its_first_miss() -> None:
+    import acceptance_priors as priors
+    import numpy as np
+
+    ids = np.array([[4, 9], [5, 9], [6, 9]], np.int32)
+    assert priors.judged(ids, [4, 9, 6]) == [4, 9]
+    assert priors.judged(ids, [4]) == [4]
+    log_probs = np.log(np.full((3, 2), 0.25, np.float32))
+    answers = [[priors.Block(ids, log_probs, [4, 9])], []]
+    # One right at a quarter, one wrong at three quarters.
+    assert priors.own_loss(answers) == pytest.approx((np.log(4) + np.log(4 / 3)) / 2)
+    learned, before = priors.learn(answers, None, 3)
+    assert (learned[:2], len(learned)) == ([1.0, 3.0], 8 + 2 * 3)
+    again = priors.fit(answers, 3, passes=50)
+    assert priors.learn(answers, again, 3)[1] < before
+    own, neutral, fitted, alone, fitted_alone = priors.losses(answers, again, 3)
+    assert own == priors.own_loss(answers)
+    assert (neutral, fitted) == (alone, fitted_alone)
+
+
 @pytest.mark.usefixtures("scripts")
 def test_stretches_are_told_apart_by_their_load() -> None:
     import hostile

@@ -14,7 +14,7 @@ import pytest
 from dflash_local import ModelLoadError, _native
 from dflash_local.pairs.priors import KEY, PriorsError, write_priors
 from dflash_local.runtime import load_runtime
-from gguf_factory import F32, tiny_drafter, tiny_target
+from gguf_factory import F32, U16, tiny_drafter, tiny_target
 from support.engine_rig import Rig
 from support.tiny_pair import TinyShape, random_pair, write_drafter
 
@@ -75,6 +75,10 @@ def test_files_and_places_that_will_not_do(tiny: Path, tmp_path: Path) -> None:
         write_priors(target, tmp_path / "out.gguf", PRIORS)
     with pytest.raises(PriorsError, match="cannot be written: No such file"):
         write_priors(tiny, tmp_path / "none" / "out.gguf", PRIORS)
+    part = tmp_path / "part.gguf"
+    part.write_bytes(tiny_drafter().put("split.count", U16, 1).build())
+    with pytest.raises(PriorsError, match="one part of several: merge them first"):
+        write_priors(part, tmp_path / "out.gguf", [1.0, 0.0, *PRIORS[2:8]])
 
 
 def test_without_gguf_it_says_what_to_install(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,4 +138,15 @@ def test_calibration_learns_and_refuses() -> None:
         calibration.observe(ids, log_probs, 2, 5)
     with pytest.raises(ValueError, match="differ in shape"):
         calibration.probs(ids, log_probs[:1])
-    assert _native.grow_tree(ids, np.exp(log_probs), max_nodes=3, max_leaves=1) == ([5, 7], [-1, 0])
+    with pytest.raises(ValueError, match="differ in shape"):
+        calibration.probs(ids[:, :0], log_probs[:, :0])
+
+
+def test_trees_and_timings_for_benchmarks_refuse_what_makes_no_sense() -> None:
+    ids, probs = np.array([[5, 6], [7, 8]], np.int32), np.array([[0.7, 0.2], [0.6, 0.3]], np.float32)
+    assert _native.grow_tree(ids, probs, max_nodes=3, max_leaves=1) == ([5, 7], [-1, 0])
+    for wrong in ({"max_nodes": -1}, {"max_nodes": 3, "max_leaves": 0}):
+        with pytest.raises(ValueError, match="expected max_nodes >= 0 and max_leaves >= 1"):
+            _native.grow_tree(ids, probs, **wrong)
+    with pytest.raises(ValueError, match="expected 1 to 128 slots"):
+        _native.time_planning(n_slots=0)

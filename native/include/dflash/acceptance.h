@@ -25,9 +25,9 @@ class DraftAcceptance {
 
     DraftAcceptance();
 
-    /// Layout, all finite and within +-max_weight: [0] 1, the version; [1] n, slots with weights of their own, 0 to max_slots;
-    /// [2..4] best candidate: bias, weight of its log-odds / 2, weight of its margin to the next / 2;
-    /// [5..7] sibling given that the best one is wrong: bias, weight of its log-odds / 2 among the others, weight of
+    /// Layout, all finite and within +-max_weight: [0] 1, the version; [1] n, slots with weights of their own, 0 to
+    /// max_slots; [2..4] best candidate: bias, weight of its log-odds / 2, weight of its margin to the next / 2; [5..7]
+    /// sibling given that the best one is wrong: bias, weight of its log-odds / 2 among the others, weight of
     /// log2(rank); [8 + 2i, 9 + 2i], i < n: added to bias and log-odds weight in slot i. Length 8 + 2n.
     /// Throws Error(invalid_argument) on another length, version or slot count and on values beyond.
     void set_priors(std::span<const float> values);

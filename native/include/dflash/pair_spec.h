@@ -53,8 +53,8 @@ struct DrafterSpec {
     float logit_softcap = 0.0F;
     float attention_scale = 0.0F;  // 0: 1/sqrt(head_dim)
     float value_scale = 0.0F;
-    bool ffn_gelu = false;  // silu otherwise
-    std::vector<float> acceptance;  // `dflash_local.acceptance`, see DraftAcceptance::set_priors; empty: neutral
+    bool ffn_gelu = false;           // silu otherwise
+    std::vector<float> acceptance;   // `dflash_local.acceptance`, see DraftAcceptance::set_priors; empty: neutral
     std::string acceptance_problem;  // why what the file holds there is not used
 
     /// Causal inside the block? With no explicit flag sliding layers are and full layers are not (dflash/model.py).

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TURN = 16  # tokens
 MAX_NODES, MAX_FORCED = 63, 16  # of a round, as the engine has them
+PATIENCE_MS = 1e6  # with a grammar: what is known of a text must not depend on the machine's load
 TIMES = ("target_ms", "draft_ms", "sample_ms", "other_ms")
 
 
@@ -181,7 +182,7 @@ def forced(side: LocalSide, task: Task, text: tuple[int, ...]) -> list[int]:
         return counts
     sampler = side.runtime.new_sampler(task.params)
     try:
-        ahead = native.GrammarAhead(sampler.address, side.runtime.vocab.address)
+        ahead = native.GrammarAhead(sampler.address, side.runtime.vocab.address, patience_ms=PATIENCE_MS)
         for i, token in enumerate(text[:-1]):
             ahead.accept(token)
             counts[i] = agreeing(ahead.forced(MAX_FORCED, [*task.ids, *text[: i + 1]]), text[i + 1 :])

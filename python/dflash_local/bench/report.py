@@ -161,8 +161,9 @@ def values(rows: Sequence[Row], *path: str) -> list[Any]:
     return found
 
 
-def summarize(rows: Sequence[Row]) -> Row:
-    """Figures of a group of rows: geometric means, the worst, sums over rounds."""
+def summarize(rows: Sequence[Row], *, oracle: bool) -> Row:
+    """Figures of a group of rows: geometric means, the worst, sums over rounds; `oracle`: of one too, where rows have
+    it."""
     compared = [row for row in rows if row["speedup"] is not None]
     worst = min(compared, key=lambda row: row["speedup"], default=None)
     lowest = min(compared, key=lambda row: row["speedup_low"], default=None)
@@ -187,7 +188,7 @@ def summarize(rows: Sequence[Row]) -> Row:
         # Width 0 is plain decoding, whose ratio to itself is 1.
         best = max(("0", *found["fixed"]), key=lambda width: found["fixed"].get(width) or float(width == "0"))
         found["best_fixed"], found["best_fixed_speedup"] = int(best), found["fixed"].get(best, 1.0)
-    if any("oracle" in row for row in rows):
+    if oracle:
         found |= oracle_summary(rows)
     names = list(dict.fromkeys(name for row in rows for name in row.get("peers", ())))
     if names:
@@ -212,8 +213,10 @@ def _peer_summary(rows: Sequence[Row], name: str) -> Row:
 
 def make_report(head: Mapping[str, Any], rows: Sequence[Row], *, partial: bool, errors: Mapping[str, str]) -> Row:
     """The whole report; `partial` while prompts are missing."""
-    groups = {name: summarize(group) for name, group in by_category(rows).items()}
-    summary = summarize(rows) | {"by_category": groups}
+    # An interrupted prompt has no oracle, and may be the only one of its category.
+    oracle = any("oracle" in row for row in rows)
+    groups = {name: summarize(group, oracle=oracle) for name, group in by_category(rows).items()}
+    summary = summarize(rows, oracle=oracle) | {"by_category": groups}
     if any("fixed" in row for row in rows):
         summary["best_fixed_by_category_speedup"] = geomean(
             group["best_fixed_speedup"] for group in groups.values() for _ in range(group["prompts"])
