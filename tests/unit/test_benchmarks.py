@@ -89,7 +89,7 @@ def test_hostile(tmp_path: Path, same: tuple[str, ...]) -> None:
     line = {"id": "list", "category": "list", "max_tokens": 100, "prompt": "Tell me the history of Rome, at length."}
     prompts.write_text(json.dumps(line) + "\n", "utf-8")
     options = ("--prompts", str(prompts), "--threads", "1", "--n-ctx", "512", "--max-tokens", "100", "--period", "32")
-    text, report = run("hostile.py", *options, "--repeat", "1", *same, out=tmp_path / "out.json")
+    text, report = run("hostile_load.py", *options, "--repeat", "1", *same, out=tmp_path / "out.json")
     (row,) = report["rows"]
     assert row["tokens"] == 100
     # Every stretch of 64 tokens is longer than a period; they start at tokens 1, 17 and 33.
@@ -154,7 +154,7 @@ def test_a_block_is_judged_up_to_its_first_miss() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_stretches_are_told_apart_by_their_load() -> None:
-    import hostile
+    import hostile_load as hostile
 
     class Answer:
         n_tokens = 0
@@ -179,7 +179,7 @@ def test_stretches_are_told_apart_by_their_load() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_load_comes_and_goes() -> None:
-    import hostile
+    import hostile_load as hostile
 
     with hostile.load(2) as load:
         load.switch(True)

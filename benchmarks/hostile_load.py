@@ -1,6 +1,6 @@
 """Drafting under a hostile load: a busy second process appears and goes, and no stretch of text may pay for drafting.
 
-    python benchmarks/hostile.py [--category long] [--repeat 5] [--period 128] [--busy 1] [--same] [--json OUT]
+    python benchmarks/hostile_load.py [--category long] [--repeat 5] [--period 128] [--busy 1] [--same] [--json OUT]
 
 The plain and the draft side (the planner decides) answer the same prompt and take turns of 16 tokens, so that both
 meet the same load: none for `--period` tokens, then `--busy` processes that never rest for as many, and so on. For
