@@ -6,6 +6,10 @@
 
 #if defined(DFLASH_HAS_X86)
 #include <cpuid.h>
+#elif defined(DFLASH_HAS_ARM) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(DFLASH_HAS_ARM) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace dflash::cpu {
@@ -26,6 +30,14 @@ extern const Kernels table;
 }
 #endif
 #endif
+#if defined(DFLASH_HAS_ARM)
+namespace dotprod {
+extern const Kernels table;
+}
+namespace i8mm {
+extern const Kernels table;
+}
+#endif
 
 namespace {
 
@@ -38,6 +50,29 @@ bool has_avxvnni() {
     unsigned edx = 0;
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4U & 1U) != 0;
 }
+#endif
+
+#if defined(DFLASH_HAS_ARM)
+struct ArmFeatures {
+    bool dotprod = false;
+    bool i8mm = false;
+};
+
+#if defined(__APPLE__)
+bool has(const char * feature) {
+    int value = 0;
+    std::size_t size = sizeof value;
+    return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+ArmFeatures arm_features() { return {has("hw.optional.arm.FEAT_DotProd"), has("hw.optional.arm.FEAT_I8MM")}; }
+#elif defined(__linux__)
+ArmFeatures arm_features() {
+    // HWCAP_ASIMDDP and HWCAP2_I8MM, which older headers lack.
+    return {(getauxval(AT_HWCAP) >> 20U & 1U) != 0, (getauxval(AT_HWCAP2) >> 13U & 1U) != 0};
+}
+#else
+ArmFeatures arm_features() { return {}; }
+#endif
 #endif
 
 std::string_view wanted() {
@@ -65,6 +100,14 @@ const Kernels & best() {
 #endif
     if (has_avx2 && may_be("avx2")) {
         return avx2::table;
+    }
+#elif defined(DFLASH_HAS_ARM)
+    const ArmFeatures has = arm_features();
+    if (has.dotprod && has.i8mm && may_be("i8mm")) {
+        return i8mm::table;
+    }
+    if (has.dotprod && may_be("dotprod")) {
+        return dotprod::table;
     }
 #endif
     return generic::table;

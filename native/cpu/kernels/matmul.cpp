@@ -6,6 +6,8 @@
 #include "matmul_avx512.h"
 #elif defined(__AVX2__)
 #include "matmul_avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include "matmul_neon.h"
 #else
 #include "matmul_generic.h"
 #endif

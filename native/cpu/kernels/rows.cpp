@@ -73,6 +73,10 @@ void to_half(const float * x, ggml_fp16_t * y, std::int64_t n) {
         const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         _mm_storeu_si128(reinterpret_cast<__m128i *>(y + i), half);
     }
+#elif defined(__aarch64__)
+    for (; i + 4 <= n; i += 4) {
+        vst1_u16(y + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(x + i))));
+    }
 #endif
     for (; i < n; ++i) {
         y[i] = float_to_half(x[i]);

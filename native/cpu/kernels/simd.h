@@ -8,6 +8,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace dflash::cpu::DFLASH_ISA {
@@ -45,6 +47,11 @@ template <int first>
     return __builtin_shufflevector(reinterpret_cast<Half>(low), reinterpret_cast<Half>(high), 0, 1, 2, 3, 4, 5, 6, 7, 8,
                                    9, 10, 11, 12, 13, 14, 15);
 }
+#elif defined(__aarch64__)
+/// Sixteen lanes as four registers.
+struct Quarters {
+    float32x4_t at[4];
+};
 #endif
 
 /// Rounded once where the instruction set can.
@@ -56,6 +63,14 @@ inline Floats fma(Floats a, Floats b, Floats c) {
     const __m256 low = _mm256_fmadd_ps(half_of<0>(a), half_of<0>(b), half_of<0>(c));
     const __m256 high = _mm256_fmadd_ps(half_of<8>(a), half_of<8>(b), half_of<8>(c));
     return joined(low, high);
+#elif defined(__aarch64__)
+    const auto x = std::bit_cast<Quarters>(a);
+    const auto y = std::bit_cast<Quarters>(b);
+    auto z = std::bit_cast<Quarters>(c);
+    for (std::size_t i = 0; i < 4; ++i) {
+        z.at[i] = vfmaq_f32(z.at[i], x.at[i], y.at[i]);
+    }
+    return std::bit_cast<Floats>(z);
 #else
     return a * b + c;
 #endif
@@ -69,6 +84,13 @@ inline Wide load_wide(const float * p) { return _mm256_loadu_ps(p); }
 inline void store_wide(float * p, Wide v) { _mm256_storeu_ps(p, v); }
 inline Wide all_wide(float value) { return _mm256_set1_ps(value); }
 inline Wide fma_wide(Wide a, Wide b, Wide c) { return _mm256_fmadd_ps(a, b, c); }
+#elif defined(__aarch64__)
+using Wide = float32x4_t;
+constexpr std::int64_t wide_lanes = 4;
+inline Wide load_wide(const float * p) { return vld1q_f32(p); }
+inline void store_wide(float * p, Wide v) { vst1q_f32(p, v); }
+inline Wide all_wide(float value) { return vdupq_n_f32(value); }
+inline Wide fma_wide(Wide a, Wide b, Wide c) { return vfmaq_f32(c, a, b); }
 #else
 using Wide = Floats;
 constexpr std::int64_t wide_lanes = lanes;
@@ -138,6 +160,13 @@ inline Floats load_halves(const std::byte * p) {
 #elif defined(__F16C__)
     return joined(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))),
                   _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p + 16))));
+#elif defined(__aarch64__)
+    Quarters out{};
+    for (std::size_t i = 0; i < 4; ++i) {
+        const uint16x4_t bits = vld1_u16(reinterpret_cast<const std::uint16_t *>(p + 8 * i));
+        out.at[i] = vcvt_f32_f16(vreinterpret_f16_u16(bits));
+    }
+    return std::bit_cast<Floats>(out);
 #else
     Floats out;
     for (int i = 0; i < lanes; ++i) {
