@@ -80,12 +80,13 @@ void init_tune(nb::module_ & m) {
     m.def(
         "time_attention",
         [](std::int32_t n_head, std::int32_t n_head_kv, std::int32_t head_dim, std::int32_t n_kv, std::int32_t n_rows,
-           bool flash, std::int32_t n_threads, double budget_ms) {
+           bool flash, std::int32_t n_threads, double budget_ms, bool ours) {
             const AttentionShape shape = {n_head, n_head_kv, head_dim, n_kv, n_rows, flash};
-            return time_attention(shape, n_threads, budget_ms);
+            return time_attention(shape, n_threads, budget_ms, ours ? cpu_backend_device() : nullptr);
         },
         nb::arg("n_head"), nb::arg("n_head_kv"), nb::arg("head_dim"), nb::arg("n_kv"), nb::arg("n_rows"),
-        nb::arg("flash"), nb::arg("n_threads"), nb::arg("budget_ms"), nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("flash"), nb::arg("n_threads"), nb::arg("budget_ms"), nb::arg("ours") = false,
+        nb::call_guard<nb::gil_scoped_release>());
     m.def("time_matmul", &time_matmul_of, nb::arg("type"), nb::arg("n_in"), nb::arg("n_out"), nb::arg("n_rows"),
           nb::arg("n_threads"), nb::arg("budget_ms"), nb::arg("ours") = false);
     m.def("mapped_libraries", &mapped_libraries);

@@ -20,6 +20,8 @@ struct Backend {
     ThreadTeam team{1};
     std::int32_t n_threads = 1;
     Scratch scratch;
+    ggml_abort_callback abort = nullptr;  // asked between nodes
+    void * abort_data = nullptr;
 };
 
 bool is_view(ggml_op op) {
@@ -70,6 +72,9 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
         }
         state.scratch.prepared = nullptr;
         for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+            if (state.abort != nullptr && state.abort(state.abort_data)) {
+                return GGML_STATUS_ABORTED;
+            }
             const ggml_tensor & node = *ggml_graph_node(graph, i);
             if (!is_view(node.op) && !ggml_is_empty(&node)) {
                 run_node(node, state);
@@ -92,6 +97,12 @@ void backend_free(ggml_backend_t backend) {
 // The team follows at the next graph: llama.cpp makes backends that it never runs.
 void set_n_threads(ggml_backend_t backend, int n_threads) {
     static_cast<Backend *>(backend->context)->n_threads = std::max(n_threads, 1);
+}
+
+void set_abort_callback(ggml_backend_t backend, ggml_abort_callback abort, void * data) {
+    Backend & state = *static_cast<Backend *>(backend->context);
+    state.abort = abort;
+    state.abort_data = data;
 }
 
 const char * device_name(ggml_backend_dev_t /*device*/) { return "DFlash"; }
@@ -143,9 +154,10 @@ std::size_t reg_count(ggml_backend_reg_t /*reg*/) { return 1; }
 ggml_backend_dev_t reg_device(ggml_backend_reg_t /*reg*/, std::size_t /*index*/) { return &the_device(); }
 void * reg_proc(ggml_backend_reg_t /*reg*/, const char * name) {
     const std::string_view wanted = name;
-    return wanted == "ggml_backend_set_n_threads" ? reinterpret_cast<void *>(set_n_threads)
-           : wanted == "dflash_cpu_hide"          ? reinterpret_cast<void *>(hide)
-                                                  : nullptr;
+    return wanted == "ggml_backend_set_n_threads"        ? reinterpret_cast<void *>(set_n_threads)
+           : wanted == "ggml_backend_set_abort_callback" ? reinterpret_cast<void *>(set_abort_callback)
+           : wanted == "dflash_cpu_hide"                 ? reinterpret_cast<void *>(hide)
+                                                         : nullptr;
 }
 
 ggml_backend_reg & the_reg() {

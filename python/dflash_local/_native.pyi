@@ -90,9 +90,18 @@ def estimate_memory(
     `layers_on_device`: layers of the target lie on a device, where tapping takes more."""
 
 def time_attention(
-    n_head: int, n_head_kv: int, head_dim: int, n_kv: int, n_rows: int, flash: bool, n_threads: int, budget_ms: float
+    n_head: int,
+    n_head_kv: int,
+    head_dim: int,
+    n_kv: int,
+    n_rows: int,
+    flash: bool,
+    n_threads: int,
+    budget_ms: float,
+    ours: bool = False,
 ) -> float:
-    """Median milliseconds of one attention operation of these shapes on the CPU, F16 K/V."""
+    """Median milliseconds of one attention operation of these shapes on the CPU, F16 K/V. `ours`: by our CPU kernels
+    where they are loaded, flash attention only."""
 
 def head_device(model: int) -> str:
     """Name of the device that holds a loaded llama_model's head, "" for ggml's CPU."""

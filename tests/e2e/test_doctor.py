@@ -40,6 +40,7 @@ def test_json_fields(found: dict[str, Any]) -> None:
         "threads",
         "flash",
         "tuning",
+        "kernels",
         "attention",
         "thread_times",
         "types",
@@ -60,6 +61,15 @@ def test_json_fields(found: dict[str, Any]) -> None:
     assert found["drafter"]["block_size"] == 8
     assert found["draft_status"] == "engaged"
     assert found["advice"]
+    kernels = found["kernels"]
+    assert kernels["ours"] == (kernels["ours_ms"] is not None)
+    assert not kernels["ours"] or kernels["ours_ms"] > 0.0 < kernels["ggml_ms"]
+
+
+def test_whose_kernels_are_in_use(found: dict[str, Any]) -> None:
+    done = run("doctor", "--cpu-backend", "ggml", env=SMALL)
+    assert "CPU kernels" in done.stdout, done.stderr
+    assert "those of ggml; there are none of ours for this machine, or they are switched off" in done.stdout
 
 
 def test_every_figure_is_measured(found: dict[str, Any]) -> None:

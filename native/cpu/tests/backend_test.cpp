@@ -258,6 +258,27 @@ TEST_CASE("operations that would read packed bytes as ggml's are refused") {
     CHECK(refused([](ggml_context * ctx, ggml_tensor * w) { return ggml_cpy(ctx, w, ggml_dup_tensor(ctx, w)); }));
 }
 
+TEST_CASE("a caller can stop it between two nodes") {
+    const ggml_backend_ptr backend(ggml_backend_dev_init(device(), nullptr));
+    const auto set = reinterpret_cast<ggml_backend_set_abort_callback_t>(
+        ggml_backend_reg_get_proc_address(registration(), "ggml_backend_set_abort_callback"));
+    const bool found = set != nullptr;
+    REQUIRE(found);
+    const ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true}));
+    ggml_tensor * const once = ggml_scale(ctx.get(), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 8), 2.0F);
+    ggml_cgraph * const graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, ggml_scale(ctx.get(), once, 2.0F));
+    const ggml_backend_buffer_ptr buffer(
+        ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device())));
+    int asked = 0;
+    const auto second_time = [](void * data) { return ++*static_cast<int *>(data) == 2; };
+    set(backend.get(), second_time, &asked);
+    CHECK(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_ABORTED);
+    CHECK(asked == 2);
+    set(backend.get(), nullptr, nullptr);
+    CHECK(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS);
+}
+
 TEST_CASE("types without a packed layout stay with ggml") {
     const Weight weight(device(), GGML_TYPE_F32, 64, 16);
     const Build build = [](ggml_context * ctx, ggml_tensor * w) {

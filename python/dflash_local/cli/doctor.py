@@ -42,6 +42,15 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     else:
         yield "drafter", f"{report.drafter.name}, blocks of {report.drafter.block_size}"
     yield "in use", report.tuning
+    yield "CPU kernels", _kernels(report)
+
+
+def _kernels(report: Report) -> str:
+    found = report.kernels
+    name = "ours" if found.ours else "those of ggml"
+    if found.ours_ms is None or found.ggml_ms is None:
+        return f"{name}; there are none of ours for this machine, or they are switched off"
+    return f"{name}; a product of 8 rows takes {found.ours_ms:.2f} ms with ours, {found.ggml_ms:.2f} with those of ggml"
 
 
 def _row(label: str, cells: Sequence[str]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from dflash_local import cpu_backend
 from dflash_local._errors import Unsupported
 from dflash_local._native_loader import LLAMA_CPP_VERSION, llama_cpp, native
 from dflash_local.chat.template import KEY as TEMPLATE_KEY
@@ -17,6 +19,7 @@ from dflash_local.doctor.report import (
     AttentionTime,
     Curve,
     DrafterFacts,
+    Kernels,
     Report,
     Target,
     ThreadTime,
@@ -114,6 +117,7 @@ def time_attention(runtime: Runtime) -> tuple[AttentionTime, ...]:
             flash,
             runtime.tuning.n_threads,
             _ATTENTION_BUDGET_MS,
+            ours=flash and runtime.uses_cpu_backend,
         )
 
     return tuple(
@@ -121,6 +125,12 @@ def time_attention(runtime: Runtime) -> tuple[AttentionTime, ...]:
         for cells in sorted({min(cells, runtime.n_ctx) for cells in ATTENTION_CELLS})
         for rows in ATTENTION_ROWS
     )
+
+
+def time_kernels(runtime: Runtime) -> Kernels:
+    """Whose kernels the target runs on, and what both take where both are there."""
+    ours = cpu_backend.timings(runtime.tuning.n_threads) if native.cpu_backend_device() else None
+    return Kernels(runtime.uses_cpu_backend, *(ours or (None, None)))
 
 
 def time_types(runtime: Runtime) -> tuple[TypeTime, ...]:
@@ -132,12 +142,15 @@ def time_types(runtime: Runtime) -> tuple[TypeTime, ...]:
     found = []
     for name in sorted({*shares, *PREFERRED_TYPES}, key=lambda name: -shares.get(name, 0.0)):
         n_out = max(_TYPE_BLOCK, _TYPE_BYTES // n_in)
-        try:
-            times = {
-                rows: native.time_matmul(name, n_in, n_out, rows, runtime.tuning.n_threads, _TYPE_BUDGET_MS)
-                for rows in TYPE_ROWS
-            }
-        except Unsupported:
+        times = None
+        for ours in (True, False) if runtime.uses_cpu_backend else (False,):
+            with contextlib.suppress(Unsupported):
+                times = {
+                    rows: native.time_matmul(name, n_in, n_out, rows, runtime.tuning.n_threads, _TYPE_BUDGET_MS, ours)
+                    for rows in TYPE_ROWS
+                }
+                break
+        if times is None:
             continue
         repacked = all(repacked for _, repacked in times.values())
         found.append(TypeTime(name, shares.get(name, 0.0), repacked, {rows: ms for rows, (ms, _) in times.items()}))
@@ -282,6 +295,7 @@ def examine(runtime: Runtime, *, on_gpu: bool, progress: Progress = lambda _: No
         threads=runtime.tuning.n_threads,
         flash=_FLASH[runtime.tuning.flash_attn_type],
         tuning=runtime.tuning.note,
+        kernels=time_kernels(runtime),
         attention=attention,
         thread_times=thread_times,
         types=types,

@@ -50,6 +50,15 @@ class ThreadTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Kernels:
+    """CPU kernels; milliseconds of one product of 8 rows, None where ours are not there."""
+
+    ours: bool  # in use
+    ours_ms: float | None = None
+    ggml_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TypeTime:
     """One multiplication by weights of a type, all types of the same shape."""
 
@@ -88,6 +97,7 @@ class Report:
     threads: int  # in use
     flash: str  # in use: on, off or auto
     tuning: str
+    kernels: Kernels
     attention: tuple[AttentionTime, ...]
     thread_times: tuple[ThreadTime, ...]
     types: tuple[TypeTime, ...]
