@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::int32_t block_cells = 64;  // whose keys and values stay in the first cache
 constexpr int tile_rows = 6;
-constexpr int tile_vectors = wide_lanes == 16 ? 4 : 2;  // with tile_rows: as many sums as stay in registers
-constexpr std::int64_t tile_columns = tile_vectors * wide_lanes;
+constexpr int tile_vectors = n_registers == 32 ? 4 : 2;  // with tile_rows: as many sums as stay in registers
+constexpr std::int64_t tile_columns = tile_vectors * lanes;
 constexpr float none = -std::numeric_limits<float>::infinity();
 
 void to_floats(ggml_type type, const std::byte * from, std::int32_t n, float * out) {
@@ -52,58 +52,63 @@ template <int w, int... I>
 [[gnu::always_inline]] inline void exchange(Floats & a, Floats & b, std::integer_sequence<int, I...> /*lanes*/) {
     const Floats x = a;
     const Floats y = b;
-    a = __builtin_shufflevector(x, y, ((I & w) == 0 ? I : 16 + I - w)...);
-    b = __builtin_shufflevector(x, y, ((I & w) == 0 ? I + w : 16 + I)...);
+    a = __builtin_shufflevector(x, y, ((I & w) == 0 ? I : lanes + I - w)...);
+    b = __builtin_shufflevector(x, y, ((I & w) == 0 ? I + w : lanes + I)...);
 }
 
 /// Exchanges the bit w of the row with that of the lane; P counts pairs of rows.
 template <int w, int... P>
 [[gnu::always_inline]] inline void exchange_bit(Floats * m, std::integer_sequence<int, P...> /*pairs*/) {
-    (exchange<w>(m[P / w * 2 * w + P % w], m[P / w * 2 * w + P % w + w], std::make_integer_sequence<int, 16>{}), ...);
+    (exchange<w>(m[P / w * 2 * w + P % w], m[P / w * 2 * w + P % w + w], std::make_integer_sequence<int, lanes>{}),
+     ...);
 }
 
-/// 16 rows of 16, in place.
+/// As many rows as lanes, in place.
 [[gnu::always_inline]] inline void transpose(Floats * m) {
-    constexpr auto pairs = std::make_integer_sequence<int, 8>{};
+    constexpr auto pairs = std::make_integer_sequence<int, lanes / 2>{};
     exchange_bit<1>(m, pairs);
     exchange_bit<2>(m, pairs);
-    exchange_bit<4>(m, pairs);
-    exchange_bit<8>(m, pairs);
+    if constexpr (lanes > 4) {
+        exchange_bit<4>(m, pairs);
+    }
+    if constexpr (lanes > 8) {
+        exchange_bit<8>(m, pairs);
+    }
 }
 
-/// Sixteen keys of halves, a whole number of sixteens long.
+/// As many keys of halves as lanes, a whole number of those long.
 void turn_halves(const std::byte * from, std::int64_t stride, std::int32_t head_size, float * keys) {
-    for (std::int32_t d = 0; d < head_size; d += 16) {
-        Floats m[16];
+    for (std::int32_t d = 0; d < head_size; d += lanes) {
+        Floats m[lanes];
 #pragma GCC unroll 16
-        for (std::int64_t i = 0; i < 16; ++i) {
+        for (std::int64_t i = 0; i < lanes; ++i) {
             m[i] = load_halves(from + i * stride + 2 * static_cast<std::int64_t>(d));
         }
         transpose(m);
 #pragma GCC unroll 16
-        for (std::int64_t i = 0; i < 16; ++i) {
+        for (std::int64_t i = 0; i < lanes; ++i) {
             store(keys + (d + i) * block_cells, m[i]);
         }
     }
 }
 
-/// Sixteen keys of any type and length, those beyond n_cells 0. `row`: 16 padded keys.
+/// As many keys as lanes, of any type and length, those beyond n_cells 0. `row`: those keys, padded.
 void turn_some(const AttentionTile & t, const std::byte * from, std::int32_t n_cells, float * row, float * keys) {
     const std::int32_t padded = pad16(t.head_size);
-    for (std::int32_t i = 0; i < 16; ++i) {
+    for (std::int32_t i = 0; i < lanes; ++i) {
         float * const out = row + static_cast<std::int64_t>(i) * padded;
         std::fill(out, out + padded, 0.0F);
         if (i < n_cells) {
             to_floats(t.k_type, from + i * t.key_stride, t.head_size, out);
         }
     }
-    for (std::int32_t d = 0; d < padded; d += 16) {
-        Floats m[16];
-        for (std::int64_t i = 0; i < 16; ++i) {
+    for (std::int32_t d = 0; d < padded; d += lanes) {
+        Floats m[lanes];
+        for (std::int64_t i = 0; i < lanes; ++i) {
             m[i] = load(row + i * padded + d);
         }
         transpose(m);
-        for (std::int64_t i = 0; i < 16 && d + i < t.head_size; ++i) {
+        for (std::int64_t i = 0; i < lanes && d + i < t.head_size; ++i) {
             store(keys + (d + i) * block_cells, m[i]);
         }
     }
@@ -111,9 +116,9 @@ void turn_some(const AttentionTile & t, const std::byte * from, std::int32_t n_c
 
 /// keys[d][64]: the block's keys by dimension; cells beyond n_cells are 0.
 void turn_keys(const AttentionTile & t, std::int32_t first, std::int32_t n_cells, float * row, float * keys) {
-    for (std::int32_t c = 0; c < block_cells; c += 16) {
+    for (std::int32_t c = 0; c < block_cells; c += lanes) {
         const std::byte * const from = t.keys + (first + c) * t.key_stride;
-        if (t.k_type == GGML_TYPE_F16 && t.head_size % 16 == 0 && c + 16 <= n_cells) {
+        if (t.k_type == GGML_TYPE_F16 && t.head_size % lanes == 0 && c + lanes <= n_cells) {
             turn_halves(from, t.key_stride, t.head_size, keys + c);
         } else {
             turn_some(t, from, n_cells - c, row, keys + c);
@@ -126,24 +131,24 @@ template <int R>
 void score(const AttentionTile & t, std::int32_t row, const float * keys, float * scores, std::int64_t stride) {
     const float * const q = t.queries + static_cast<std::int64_t>(row) * t.head_size;
     for (std::int64_t first = 0; first < block_cells; first += tile_columns) {
-        Wide sums[R][tile_vectors] = {};
+        Floats sums[R][tile_vectors] = {};
         for (std::int32_t d = 0; d < t.head_size; ++d) {
             const float * const at = keys + static_cast<std::int64_t>(d) * block_cells + first;
-            Wide k[tile_vectors];
+            Floats k[tile_vectors];
             for (std::int64_t v = 0; v < tile_vectors; ++v) {
-                k[v] = load_wide(at + v * wide_lanes);
+                k[v] = load(at + v * lanes);
             }
 #pragma GCC unroll 8
             for (std::size_t r = 0; r < R; ++r) {
-                const Wide x = all_wide(q[static_cast<std::int64_t>(r) * t.head_size + d]);
+                const Floats x = all(q[static_cast<std::int64_t>(r) * t.head_size + d]);
                 for (std::size_t v = 0; v < tile_vectors; ++v) {
-                    sums[r][v] = fma_wide(x, k[v], sums[r][v]);
+                    sums[r][v] = fma(x, k[v], sums[r][v]);
                 }
             }
         }
         for (std::int64_t r = 0; r < R; ++r) {
             for (std::int64_t v = 0; v < tile_vectors; ++v) {
-                store_wide(scores + r * stride + first + v * wide_lanes, sums[r][v]);
+                store(scores + r * stride + first + v * lanes, sums[r][v]);
             }
         }
     }
@@ -153,28 +158,28 @@ void score(const AttentionTile & t, std::int32_t row, const float * keys, float 
 template <int R, int V>
 void weigh(const float * weights, std::int64_t weight_stride, const float * values, std::int64_t value_stride,
            std::int32_t n_cells, float * out, std::int64_t out_stride) {
-    Wide sums[R][V];
+    Floats sums[R][V];
     for (std::int64_t r = 0; r < R; ++r) {
         for (std::int64_t v = 0; v < V; ++v) {
-            sums[r][v] = load_wide(out + r * out_stride + v * wide_lanes);
+            sums[r][v] = load(out + r * out_stride + v * lanes);
         }
     }
     for (std::int32_t c = 0; c < n_cells; ++c) {
-        Wide x[V];
+        Floats x[V];
         for (std::int64_t v = 0; v < V; ++v) {
-            x[v] = load_wide(values + c * value_stride + v * wide_lanes);
+            x[v] = load(values + c * value_stride + v * lanes);
         }
 #pragma GCC unroll 8
         for (std::size_t r = 0; r < R; ++r) {
-            const Wide w = all_wide(weights[static_cast<std::int64_t>(r) * weight_stride + c]);
+            const Floats w = all(weights[static_cast<std::int64_t>(r) * weight_stride + c]);
             for (std::size_t v = 0; v < V; ++v) {
-                sums[r][v] = fma_wide(w, x[v], sums[r][v]);
+                sums[r][v] = fma(w, x[v], sums[r][v]);
             }
         }
     }
     for (std::int64_t r = 0; r < R; ++r) {
         for (std::int64_t v = 0; v < V; ++v) {
-            store_wide(out + r * out_stride + v * wide_lanes, sums[r][v]);
+            store(out + r * out_stride + v * lanes, sums[r][v]);
         }
     }
 }
@@ -201,7 +206,7 @@ void weigh_rows(std::int32_t row, std::int32_t n, const float * weights, std::in
             weigh<R, tile_vectors>(weights + row * weight_stride, weight_stride, values + d, columns, n_cells,
                                    out + row * columns + d, columns);
         }
-        for (; d < columns; d += wide_lanes) {
+        for (; d < columns; d += lanes) {
             weigh<R, 1>(weights + row * weight_stride, weight_stride, values + d, columns, n_cells,
                         out + row * columns + d, columns);
         }
@@ -223,16 +228,16 @@ void weights_of(const AttentionTile & t, std::int32_t row, float * scores, std::
     const ggml_fp16_t * const mask = mask_of(t, row);
     const float slope = mask != nullptr ? t.slopes[row % t.group] : 0.0F;
     Floats highest = all(none);
-    for (std::int32_t c = 0; c < n_padded; c += 16) {
+    for (std::int32_t c = 0; c < n_padded; c += lanes) {
         Floats s = load(scores + c);
         if (t.softcap != 0.0F) {
             s = t.softcap * tanh(s);
         }
         Floats m{};
-        if (c + 16 <= t.n_cells) {
+        if (c + lanes <= t.n_cells) {
             m = mask != nullptr ? slope * load_halves(reinterpret_cast<const std::byte *>(mask + c)) : m;
         } else {
-            for (std::int32_t i = 0; i < 16; ++i) {
+            for (std::int32_t i = 0; i < lanes; ++i) {
                 const bool inside = c + i < t.n_cells;
                 m[i] = !inside ? none : mask != nullptr ? slope * half_to_float(mask[c + i]) : 0.0F;
             }
@@ -249,7 +254,7 @@ void weights_of(const AttentionTile & t, std::int32_t row, float * scores, std::
         return;
     }
     Floats total{};
-    for (std::int32_t c = 0; c < n_padded; c += 16) {
+    for (std::int32_t c = 0; c < n_padded; c += lanes) {
         const Floats e = exp(load(scores + c) - top);
         store(scores + c, e);
         total += e;

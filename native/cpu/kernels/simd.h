@@ -1,4 +1,4 @@
-// Sixteen floats at a time, whatever the instruction set; the compiler splits them where registers are narrower.
+// As many floats as one register holds, whatever the instruction set: compilers keep wider vectors in memory.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,21 @@
 
 namespace dflash::cpu::DFLASH_ISA {
 
-constexpr std::int64_t lanes = 16;
-using Floats = float __attribute__((vector_size(64)));
-using Ints = std::int32_t __attribute__((vector_size(64)));
+#if defined(__AVX512F__)
+constexpr int lanes = 16;
+#elif defined(__AVX2__)
+constexpr int lanes = 8;
+#else
+constexpr int lanes = 4;
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int n_registers = 32;
+#else
+constexpr int n_registers = 16;
+#endif
+
+using Floats = float __attribute__((vector_size(4 * lanes)));
+using Ints = std::int32_t __attribute__((vector_size(4 * lanes)));
 
 inline Floats load(const float * p) {
     Floats out;
@@ -26,7 +38,7 @@ inline Floats load(const float * p) {
 inline void store(float * p, Floats v) { std::memcpy(p, &v, sizeof v); }
 inline Floats all(float value) { return Floats{} + value; }
 
-/// The first n of sixteen, the others 0.
+/// The first n, the others 0.
 inline Floats load_part(const float * p, std::int64_t n) {
     Floats out{};
     std::memcpy(&out, p, static_cast<std::size_t>(n) * sizeof(float));
@@ -36,69 +48,21 @@ inline void store_part(float * p, Floats v, std::int64_t n) {
     std::memcpy(p, &v, static_cast<std::size_t>(n) * sizeof(float));
 }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-using Half = float __attribute__((vector_size(32)));
-template <int first>
-[[gnu::always_inline]] inline __m256 half_of(Floats v) {
-    return reinterpret_cast<__m256>(__builtin_shufflevector(v, v, first, first + 1, first + 2, first + 3, first + 4,
-                                                            first + 5, first + 6, first + 7));
-}
-[[gnu::always_inline]] inline Floats joined(__m256 low, __m256 high) {
-    return __builtin_shufflevector(reinterpret_cast<Half>(low), reinterpret_cast<Half>(high), 0, 1, 2, 3, 4, 5, 6, 7, 8,
-                                   9, 10, 11, 12, 13, 14, 15);
-}
-#elif defined(__aarch64__)
-/// Sixteen lanes as four registers.
-struct Quarters {
-    float32x4_t at[4];
-};
-#endif
-
 /// Rounded once where the instruction set can.
 inline Floats fma(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(
         _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
 #elif defined(__FMA__)
-    const __m256 low = _mm256_fmadd_ps(half_of<0>(a), half_of<0>(b), half_of<0>(c));
-    const __m256 high = _mm256_fmadd_ps(half_of<8>(a), half_of<8>(b), half_of<8>(c));
-    return joined(low, high);
+    return reinterpret_cast<Floats>(
+        _mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
 #elif defined(__aarch64__)
-    const auto x = std::bit_cast<Quarters>(a);
-    const auto y = std::bit_cast<Quarters>(b);
-    auto z = std::bit_cast<Quarters>(c);
-    for (std::size_t i = 0; i < 4; ++i) {
-        z.at[i] = vfmaq_f32(z.at[i], x.at[i], y.at[i]);
-    }
-    return std::bit_cast<Floats>(z);
+    return reinterpret_cast<Floats>(vfmaq_f32(reinterpret_cast<float32x4_t>(c), reinterpret_cast<float32x4_t>(a),
+                                              reinterpret_cast<float32x4_t>(b)));
 #else
     return a * b + c;
 #endif
 }
-
-/// What one register holds, for loops whose sums must stay in registers: compilers keep wider vectors in memory.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-using Wide = __m256;
-constexpr std::int64_t wide_lanes = 8;
-inline Wide load_wide(const float * p) { return _mm256_loadu_ps(p); }
-inline void store_wide(float * p, Wide v) { _mm256_storeu_ps(p, v); }
-inline Wide all_wide(float value) { return _mm256_set1_ps(value); }
-inline Wide fma_wide(Wide a, Wide b, Wide c) { return _mm256_fmadd_ps(a, b, c); }
-#elif defined(__aarch64__)
-using Wide = float32x4_t;
-constexpr std::int64_t wide_lanes = 4;
-inline Wide load_wide(const float * p) { return vld1q_f32(p); }
-inline void store_wide(float * p, Wide v) { vst1q_f32(p, v); }
-inline Wide all_wide(float value) { return vdupq_n_f32(value); }
-inline Wide fma_wide(Wide a, Wide b, Wide c) { return vfmaq_f32(c, a, b); }
-#else
-using Wide = Floats;
-constexpr std::int64_t wide_lanes = lanes;
-inline Wide load_wide(const float * p) { return load(p); }
-inline void store_wide(float * p, Wide v) { store(p, v); }
-inline Wide all_wide(float value) { return all(value); }
-inline Wide fma_wide(Wide a, Wide b, Wide c) { return fma(a, b, c); }
-#endif
 
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
@@ -106,7 +70,7 @@ inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline float sum_of(Floats v) {
     float part[lanes];
     std::memcpy(part, &v, sizeof v);
-    for (int width = 8; width > 0; width /= 2) {
+    for (int width = lanes / 2; width > 0; width /= 2) {
         for (int i = 0; i < width; ++i) {
             part[i] += part[i + width];
         }
@@ -153,20 +117,15 @@ inline Floats tanh(Floats x) {
     return x < 0.0F ? -out : out;
 }
 
-/// Sixteen halves as floats, exact.
+/// Halves as floats, exact.
 inline Floats load_halves(const std::byte * p) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))));
 #elif defined(__F16C__)
-    return joined(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))),
-                  _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p + 16))));
+    return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 #elif defined(__aarch64__)
-    Quarters out{};
-    for (std::size_t i = 0; i < 4; ++i) {
-        const uint16x4_t bits = vld1_u16(reinterpret_cast<const std::uint16_t *>(p + 8 * i));
-        out.at[i] = vcvt_f32_f16(vreinterpret_f16_u16(bits));
-    }
-    return std::bit_cast<Floats>(out);
+    const uint16x4_t bits = vld1_u16(reinterpret_cast<const std::uint16_t *>(p));
+    return reinterpret_cast<Floats>(vcvt_f32_f16(vreinterpret_f16_u16(bits)));
 #else
     Floats out;
     for (int i = 0; i < lanes; ++i) {
