@@ -1,5 +1,4 @@
-// The ggml backend: one device of type ACCEL that multiplies with packed weights; all else is left to ggml's CPU
-// backend.
+// The ggml backend: one device that runs what it supports of a graph, node by node; the rest is left to ggml's CPU backend.
 #include <algorithm>
 #include <atomic>
 #include <memory>
