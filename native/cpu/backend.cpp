@@ -1,4 +1,5 @@
-// The ggml backend: one device that runs what it supports of a graph, node by node; the rest is left to ggml's CPU backend.
+// The ggml backend: one device that runs what it supports of a graph, node by node; the rest is left to ggml's CPU
+// backend.
 #include <algorithm>
 #include <atomic>
 #include <memory>
